@@ -1,0 +1,14 @@
+"""Kimi Delta Attention as a standalone numerical engine: forward, backward, context parallelism."""
+
+from .affine import Affine
+from .api import ForwardResult, backward, forward, step, summarize
+from .compare import compare
+from .conv import short_conv, short_conv_backward
+from .errors import InputError
+from .gate import Gradients
+from .options import Options
+from .version import VERSION
+
+__version__ = VERSION
+__all__ = ["Affine", "ForwardResult", "Gradients", "InputError", "Options", "backward", "compare", "forward",
+           "short_conv", "short_conv_backward", "step", "summarize"]

@@ -1,0 +1,94 @@
+"""The public calls on whole problems: check at the edge, run one engine, hand back in the caller's form."""
+
+from dataclasses import dataclass
+
+from . import layout
+from .affine import Affine
+from .arrays import array_module, like, to_host
+from .engines import Saved, make_engine
+from .errors import InputError
+from .finite import check_values
+from .gate import Gradients
+from .options import Options
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64."""
+
+    out: object
+    final_state: object
+    _engine: object
+    _saved: Saved | None
+    _packing: layout.Packing
+    _example: object
+
+
+def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
+            engine="auto", save=True, check_finite=False):
+    """KDA forward.
+
+    q, k [T,H,K] or [B,T,H,K]; v [..,HV,V]; g [..,HV,K]; beta [..,HV]; A_log [HV]; dt_bias [HV,K];
+    initial_state [N,HV,K,V]; cu_seqlens [N+1] integers, with packed input or B = 1. bfloat16, float16, float32 or
+    float64, mixed as you like; NumPy, CuPy or anything with DLPack or an array interface.
+
+    save: keep what `backward` needs. check_finite: look for values that cannot be right first.
+    Returns a ForwardResult. Raises InputError naming the argument.
+    """
+    operands, packing = layout.pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate, initial_state)
+    state = layout.state_in("initial_state", initial_state, operands, options.state_layout)
+    if check_finite:
+        check_values(operands, options, initial_state=state)
+    runner = make_engine(engine)
+    operands, state = runner.take(operands), runner.take_array(state)
+    result = runner.forward(operands, options, state, save)
+    return ForwardResult(
+        out=like(packing.unpack(result.out), v),
+        final_state=like(layout.state_out(result.final_state, options.state_layout), v),
+        _engine=runner, _saved=result.saved, _packing=packing, _example=v,
+    )
+
+
+def backward(fwd, d_out, d_final_state=None):
+    """All gradients of a forward: a `Gradients` with each tensor shaped and typed as its input.
+
+    d_out as fwd.out; d_final_state [N,HV,K,V] (zeros when absent). dA_log and ddt_bias are None when the parameter
+    was not given or the gate is "log". Raises InputError, also when the forward kept nothing (save=False).
+    """
+    if fwd._saved is None:
+        raise InputError("fwd: expected a forward with save=True, got one that kept nothing for the backward")
+    runner, operands, options = fwd._engine, fwd._saved.operands, fwd._saved.options
+    packing, hand_back = fwd._packing, lambda x: like(x, fwd._example)
+    d_out = runner.take_array(layout.gradient_in("d_out", d_out, operands, packing))
+    d_state = layout.state_in("d_final_state", d_final_state, operands, options.state_layout)
+    raw = runner.backward(fwd._saved, d_out, runner.take_array(d_state))
+    of_parameter = lambda d, given: None if given is None else hand_back(d.astype(operands.state_dtype))
+    return Gradients(
+        **{name: hand_back(packing.unpack(getattr(raw, name))) for name in ("dq", "dk", "dv", "dg", "dbeta")},
+        dA_log=of_parameter(raw.dA_log, operands.A_log),
+        ddt_bias=of_parameter(raw.ddt_bias, operands.dt_bias),
+        d_initial_state=hand_back(layout.state_out(raw.d_initial_state, options.state_layout)),
+    )
+
+
+def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=Options(), engine="auto"):
+    """The affine map of each sequence's state: Affine(M [N,HV,K,K], S [N,HV,K,V]), S_out = M S_in + S.
+
+    Arguments as in `forward`. M and S are always in [K,.] order, whatever the state_layout.
+    """
+    operands, _ = layout.pack(None, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate)
+    runner = make_engine(engine)
+    operands = runner.take(operands)
+    zeros = layout.state_in("initial_state", None, operands, "KV")
+    pair = runner.summarise(operands, options, zeros, transition=True)
+    return Affine(like(pair.M, v), like(pair.S, v))
+
+
+def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), engine="auto"):
+    """Decoding: one or a few tokens of every sequence of a batch from `state` [B,HV,K,V]; returns (out, new state).
+
+    q, k [B,T,H,K] and so on, or [T,H,K] for a single sequence (state [1,HV,K,V]).
+    """
+    result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
+                     engine=engine, save=False)
+    return result.out, result.final_state

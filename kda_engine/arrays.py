@@ -1,0 +1,78 @@
+"""Arrays from whatever the caller holds, and back: NumPy, CuPy, or anything that speaks DLPack."""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from .errors import InputError
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT_TYPES = tuple(np.dtype(t) for t in (ml_dtypes.bfloat16, "f2", "f4", "f8"))
+
+
+def array_module(x):
+    """numpy or cupy, whichever made x."""
+    if isinstance(x, np.ndarray):
+        return np
+    return sys.modules["cupy"]
+
+
+def as_array(name, x):
+    """x as a numpy or cupy array, sharing memory where the protocol allows.
+
+    Device memory (`__cuda_array_interface__`) becomes a CuPy array; CuPy is imported only then.
+    Raises InputError naming the argument when x is no array.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return x
+    if hasattr(x, "__cuda_array_interface__"):
+        import cupy
+
+        return cupy.asarray(x)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(name, x)
+    if hasattr(x, "__array_interface__") or isinstance(x, (list, tuple, int, float)):
+        array = np.asarray(x)
+        if array.dtype != object:
+            return array
+    raise InputError(f"{name}: expected an array (NumPy, CuPy, DLPack or an array interface), got {type(x).__name__}")
+
+
+def _from_dlpack(name, x):
+    if getattr(x, "requires_grad", False):
+        x = x.detach()
+    if "bfloat16" in str(x.dtype):
+        # NumPy's DLPack reader knows no bfloat16; the bits travel as 16-bit integers.
+        maker = sys.modules[type(x).__module__.split(".")[0]]
+        return np.from_dlpack(x.view(maker.int16)).view(BFLOAT16)
+    if x.__dlpack_device__()[0] == 1:
+        return np.from_dlpack(x)
+    import cupy
+
+    return cupy.from_dlpack(x)
+
+
+def to_host(x):
+    """x as a NumPy array (a copy when it lives on a device)."""
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def like(array, example):
+    """`array` in the array module of `example` (the caller's own object).
+
+    NumPy and CuPy callers get their own kind; other DLPack libraries get theirs through `from_dlpack`.
+    """
+    if isinstance(example, np.ndarray) or array is None:
+        return array if array is None else to_host(array)
+    maker = sys.modules.get(type(example).__module__.split(".")[0])
+    if maker is not None and maker.__name__ == "cupy":
+        return maker.asarray(array)
+    if not hasattr(maker, "from_dlpack"):
+        return array
+    if array.dtype == BFLOAT16:
+        return maker.from_dlpack(array.view("i2")).view(maker.bfloat16)
+    return maker.from_dlpack(array)

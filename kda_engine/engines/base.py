@@ -1,0 +1,69 @@
+"""What an engine offers. Every engine computes one rank's packed problem; distribution is built on these calls.
+
+Per-token results come back in the type of the matching input (out as v, dq as q, ...), states and boundary
+matrices in `operands.state_dtype` and [N,HV,K,V] order, parameter gradients in float64.
+"""
+
+from dataclasses import dataclass, replace
+
+from ..gate import Gradients
+from ..layout import Operands
+from ..options import Options
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward needs of a forward: its inputs and, per engine, the states it kept."""
+
+    operands: Operands
+    options: Options
+    initial_state: object
+    states: object
+
+
+@dataclass(frozen=True)
+class Forward:
+    """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept."""
+
+    out: object
+    final_state: object
+    saved: Saved | None
+
+
+class Engine:
+    """The four stages. `poll` is called between slabs of work and may raise to stop it."""
+
+    name = ""
+
+    def __init__(self, poll=lambda: None):
+        self.poll = poll
+
+    def take_array(self, x):
+        """x where this engine computes."""
+        return x
+
+    def take(self, operands):
+        """All operands where this engine computes."""
+        arrays = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
+        return replace(operands, **{name: self.take_array(getattr(operands, name))
+                                    for name in arrays if getattr(operands, name) is not None})
+
+    def summarise(self, operands, options, initial_state, transition):
+        """The affine map of every sequence: `Affine(M, S)`.
+
+        S [N,HV,K,V] is the state reached from initial_state; M [N,HV,K,K] the transition, None unless `transition`.
+        Reads no q.
+        """
+        raise NotImplementedError
+
+    def forward(self, operands, options, initial_state, save):
+        """Outputs and final states from the true initial states [N,HV,K,V]; keeps what the backward needs if `save`."""
+        raise NotImplementedError
+
+    def summarise_backward(self, saved, d_out, d_final_state):
+        """The gradient of the initial state [N,HV,K,V] reached from d_final_state, and nothing else."""
+        raise NotImplementedError
+
+    def backward(self, saved, d_out, d_final_state) -> Gradients:
+        """All gradients from d_out [T,HV,V] and d_final_state [N,HV,K,V]."""
+        raise NotImplementedError

@@ -1,0 +1,45 @@
+"""Values that cannot be right, found on request: NaN, infinities, log decay above 0."""
+
+import numpy as np
+
+from .arrays import array_module, to_host
+from .errors import InputError
+
+
+def check_values(operands, options, where="", first_token=0, first_sequence=0, **states):
+    """Raise InputError naming the first bad value's argument, sequence, head and token.
+
+    A log decay of -inf (form "log") is a legal reset. `where` prefixes the message (a rank, a file); first_token and
+    first_sequence place a share in the whole. states: further arrays [N,HV,...] by name.
+    """
+    for name in ("q", "k", "v", "g", "beta"):
+        x = getattr(operands, name)
+        bad = ~array_module(x).isfinite(x.astype("f4") if x.dtype.itemsize < 4 else x)
+        expectation = "finite values"
+        if name == "g" and options.gate == "log":
+            bad = ~(x <= 0)
+            expectation = "log decay at most 0"
+        at = _first(bad)
+        if at is not None:
+            n = int(np.searchsorted(operands.cu_seqlens, at[0], side="right")) - 1
+            start = int(operands.cu_seqlens[n])
+            raise InputError(f"{where}{name}: expected {expectation}, got {x[at]} at sequence {n + first_sequence}, "
+                             f"head {at[1]}, token {at[0] - start} (packed token {at[0] + first_token})")
+    for name in ("A_log", "dt_bias"):
+        x = getattr(operands, name)
+        at = None if x is None else _first(~array_module(x).isfinite(x.astype("f4")))
+        if at is not None:
+            raise InputError(f"{where}{name}: expected finite values, got {x[at]} at head {at[0]}")
+    for name, x in states.items():
+        at = None if x is None else _first(~array_module(x).isfinite(x))
+        if at is not None:
+            raise InputError(f"{where}{name}: expected finite values, got {x[at]} at sequence "
+                             f"{at[0] + first_sequence}, head {at[1]}")
+
+
+def _first(bad):
+    """The index of the first True, or None."""
+    bad = to_host(bad)
+    if not bad.any():
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))

@@ -1,0 +1,218 @@
+"""Shapes: the one place where arguments are checked and brought to packed, variable-length form."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .arrays import FLOAT_TYPES, array_module, as_array
+from .errors import InputError
+
+# Tokens per chunk of the cut grid: ranks and sub-segments are cut, and decay decisions taken, on
+# multiples of it counted from each sequence's start. Engines may compute in larger chunks.
+CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One packed, variable-length problem; every array in one array module, types as given.
+
+    q, k [T,H,K]; v [T,HV,V]; g [T,HV,K]; beta [T,HV]; A_log [HV] or None; dt_bias [HV,K] or None;
+    cu_seqlens: NumPy int64 [N+1], first 0, last T.
+    state_dtype: float64 if any input of the call is, else float32: the type of states and of the arithmetic.
+    """
+
+    q: object
+    k: object
+    v: object
+    g: object
+    beta: object
+    A_log: object
+    dt_bias: object
+    cu_seqlens: np.ndarray
+    state_dtype: np.dtype
+
+    @property
+    def tokens(self):
+        return self.k.shape[0]
+
+    @property
+    def sequences(self):
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def heads(self):
+        """H, the query/key heads."""
+        return self.k.shape[1]
+
+    @property
+    def value_heads(self):
+        """HV, the value heads; value head h reads query/key head h // (HV / H)."""
+        return self.v.shape[1]
+
+    @property
+    def K(self):
+        return self.k.shape[2]
+
+    @property
+    def V(self):
+        return self.v.shape[2]
+
+    @property
+    def state_shape(self):
+        """[N, HV, K, V]"""
+        return (self.sequences, self.value_heads, self.K, self.V)
+
+    def slice_tokens(self, start, stop, cu_seqlens=None):
+        """The tokens [start, stop) as a problem of their own (views); one sequence unless said otherwise."""
+        if cu_seqlens is None:
+            cu_seqlens = np.array([0, stop - start], dtype=np.int64)
+        cut = {name: getattr(self, name)[start:stop] for name in ("q", "k", "v", "g", "beta")}
+        return replace(self, cu_seqlens=cu_seqlens, **cut)
+
+    def take_heads(self, value_heads):
+        """Only the given value heads (index array); q and k are then repeated per value head."""
+        shared = np.asarray(value_heads) // (self.value_heads // self.heads)
+        pick = lambda x: None if x is None else x[value_heads]
+        return replace(self, q=self.q[:, shared], k=self.k[:, shared], v=self.v[:, value_heads],
+                       g=self.g[:, value_heads], beta=self.beta[:, value_heads],
+                       A_log=pick(self.A_log), dt_bias=pick(self.dt_bias))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the caller's arrays were shaped, so that results can be handed back alike."""
+
+    batch: int | None
+
+    def unpack(self, x):
+        """[T, ...] back to [B, T/B, ...] when the input was batched."""
+        if x is None or self.batch is None:
+            return x
+        return x.reshape((self.batch, x.shape[0] // self.batch if self.batch else 0) + x.shape[1:])
+
+
+def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None):
+    """Check all operands of one call and pack a batch into one variable-length problem.
+
+    Shapes as in `Operands`, or with a leading batch axis. q may be None (no output is wanted). The initial state
+    counts for the working type only; `state_in` checks it.
+    Returns (Operands, Packing). Raises InputError naming the argument.
+    """
+    named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    if q is None:
+        named.pop("q")
+    arrays = {name: as_array(name, x) for name, x in named.items()}
+    for name, x in arrays.items():
+        _check_type(name, x)
+    module = array_module(arrays["k"])
+    for name, x in arrays.items():
+        if array_module(x) is not module:
+            raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
+
+    batched = arrays["k"].ndim == 4
+    for name, x in arrays.items():
+        expected = (4 if batched else 3) - (name == "beta")
+        if x.ndim != expected:
+            raise InputError(f"{name}: expected {expected} dimensions beside k{arrays['k'].shape}, got shape {x.shape}")
+    lead = arrays["k"].shape[: 2 if batched else 1]
+    H, K = arrays["k"].shape[-2:]
+    HV, V = arrays["v"].shape[-2:]
+    if H == 0 or HV == 0 or K == 0 or V == 0:
+        raise InputError(f"k, v: expected at least one head and channel, got k{arrays['k'].shape}, v{arrays['v'].shape}")
+    if HV % H:
+        raise InputError(f"v: expected a multiple of {H} value heads (q and k have {H}), got {HV}")
+    shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": (HV, K), "beta": (HV,)}
+    for name, x in arrays.items():
+        if x.shape != lead + shapes[name]:
+            raise InputError(f"{name}: expected shape {lead + shapes[name]}, got {x.shape}")
+
+    if batched:
+        batch, T = lead
+        if cu_seqlens is not None and batch != 1:
+            raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {batch}")
+        arrays = {name: x.reshape((batch * T,) + x.shape[2:]) for name, x in arrays.items()}
+        bounds = np.arange(batch + 1, dtype=np.int64) * T
+    else:
+        bounds = np.array([0, lead[0]], dtype=np.int64)
+    if cu_seqlens is not None:
+        bounds = check_cu_seqlens(cu_seqlens, arrays["k"].shape[0])
+
+    A_log, dt_bias = (None, None) if gate == "log" else (A_log, dt_bias)
+    A_log = _parameter("A_log", A_log, (HV,), module)
+    dt_bias = _parameter("dt_bias", dt_bias, (HV, K), module)
+    operands = Operands(arrays.get("q", arrays["k"]), arrays["k"], arrays["v"], arrays["g"], arrays["beta"],
+                        A_log, dt_bias, bounds, _working_type(*arrays.values(), A_log, dt_bias, initial_state))
+    return operands, Packing(lead[0] if batched else None)
+
+
+def check_cu_seqlens(cu_seqlens, tokens):
+    """cu_seqlens as NumPy int64 [N+1]; raises InputError unless it runs from 0 to `tokens` without falling."""
+    bounds = as_array("cu_seqlens", cu_seqlens)
+    bounds = np.asarray(bounds.get() if hasattr(bounds, "get") else bounds)
+    if bounds.dtype.kind not in "iu" or bounds.ndim != 1 or len(bounds) < 1:
+        raise InputError(f"cu_seqlens: expected integers [N+1], got {bounds.dtype} {bounds.shape}")
+    bounds = bounds.astype(np.int64)
+    falls = np.flatnonzero(np.diff(bounds) < 0)
+    if falls.size:
+        i = int(falls[0])
+        raise InputError(f"cu_seqlens: expected non-decreasing bounds, got {bounds[i]} then {bounds[i + 1]} at index {i}")
+    if bounds[0] != 0 or bounds[-1] != tokens:
+        raise InputError(f"cu_seqlens: expected to start at 0 and end at T = {tokens}, got {bounds[0]} and {bounds[-1]}")
+    return bounds
+
+
+def state_in(name, state, operands, state_layout):
+    """A state argument in [N,HV,K,V] order and the working type; zeros when absent."""
+    module = array_module(operands.k)
+    if state is None:
+        return module.zeros(operands.state_shape, dtype=operands.state_dtype)
+    state = as_array(name, state)
+    _check_type(name, state)
+    N, HV, K, V = operands.state_shape
+    expected = (N, HV, K, V) if state_layout == "KV" else (N, HV, V, K)
+    if state.shape != expected:
+        raise InputError(f"{name}: expected shape {expected} (state_layout {state_layout!r}), got {state.shape}")
+    if array_module(state) is not module:
+        raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(state)}")
+    if state_layout == "VK":
+        state = state.swapaxes(2, 3)
+    return module.ascontiguousarray(state.astype(operands.state_dtype))
+
+
+def state_out(state, state_layout):
+    """A state [..,K,V] in the caller's layout."""
+    if state_layout == "KV":
+        return state
+    return array_module(state).ascontiguousarray(state.swapaxes(-1, -2))
+
+
+def gradient_in(name, gradient, operands, packing):
+    """d_out as packed [T,HV,V]; raises InputError when shape, type or side do not fit."""
+    gradient = as_array(name, gradient)
+    _check_type(name, gradient)
+    expected = (operands.tokens, operands.value_heads, operands.V)
+    shown = packing.unpack(operands.v).shape
+    if gradient.shape != shown:
+        raise InputError(f"{name}: expected shape {shown}, got {gradient.shape}")
+    if array_module(gradient) is not array_module(operands.k):
+        raise InputError(f"{name}: expected an array on the same side as k, got {type(gradient)}")
+    return gradient.reshape(expected)
+
+
+def _working_type(*given):
+    return np.dtype("f8" if any(getattr(x, "dtype", None) == np.float64 for x in given) else "f4")
+
+
+def _parameter(name, x, shape, module):
+    if x is None:
+        return None
+    x = as_array(name, x)
+    _check_type(name, x)
+    if x.shape != shape:
+        raise InputError(f"{name}: expected shape {shape}, got {x.shape}")
+    return x if array_module(x) is module else module.asarray(x)
+
+
+def _check_type(name, x):
+    if x.dtype not in FLOAT_TYPES:
+        raise InputError(f"{name}: expected bfloat16, float16, float32 or float64, got {x.dtype}")
