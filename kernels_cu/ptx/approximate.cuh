@@ -1,0 +1,14 @@
+// Special functions of the multi-function unit, accurate to about 1e-7 relative (lg2: absolute near 1).
+#pragma once
+
+__device__ inline float rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline float lg2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

@@ -1,0 +1,23 @@
+// D += A B for one warp: A 16 x 16, B 16 x 8, D 16 x 8, 16-bit operands, float32 accumulation (m16n8k16).
+//
+// With g = lane / 4 and t = lane % 4 a lane holds, two neighbours along k (or along the columns of D) in a register,
+//   A: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8)  (row, k)
+//   B: b0 (2t, g), b1 (2t + 8, g)                                      (k, column)
+//   D: d0, d1 (g, 2t), d2, d3 (g + 8, 2t)                              (row, column)
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -1,0 +1,94 @@
+// Work of the chain kernels: pieces (runs of tokens of one sequence) x value heads x column blocks, and a cursor that
+// walks the chunks of a block's items as one continuous sequence of chunks.
+#pragma once
+
+#include "common/shape.cuh"
+#include "common/types.cuh"
+
+// What a piece carries from chunk to chunk: the state, or (no values, identity at the start) the transition.
+enum class Carried : int { kState = 0, kTransition = 1 };
+
+// Where a state comes from or goes to: a slot of the carried buffer (0 and up), sequence n of the caller's states
+// (-1 - n), or nowhere (zeros, not stored).
+constexpr int kNowhere = -2147483647 - 1;
+
+// One row of the piece table, written by the host: 32 bytes.
+struct alignas(16) Piece {
+    i64 first_token;
+    int tokens;
+    Carried carried;
+    int state_in;
+    int state_out;
+    i64 unused;
+};
+static_assert(sizeof(Piece) == 32);
+
+// All items of a launch; the head is the fastest but for the column block, pieces the slowest.
+struct Work {
+    const Piece* pieces;
+    int items;
+    int heads;
+    int splits;
+};
+
+struct Cursor {
+    int item;
+    int chunk;   // within the item
+    int chunks;  // of the item
+    Piece piece;
+    int head;
+    int split;
+
+    __device__ bool done(const Work& work) const { return item >= work.items; }
+
+    __device__ void open(const Work& work) {
+        if (done(work)) return;
+        const unsigned lane_of_work = static_cast<unsigned>(item) / static_cast<unsigned>(work.splits);
+        split = item - static_cast<int>(lane_of_work) * work.splits;
+        const unsigned row = lane_of_work / static_cast<unsigned>(work.heads);
+        head = static_cast<int>(lane_of_work - row * work.heads);
+        piece = work.pieces[row];
+        chunks = (piece.tokens + kChunk - 1) / kChunk;
+    }
+
+    // Goes on by some chunks, over the block's later items where its own has too few left; done at the end of all.
+    __device__ void advance(const Work& work, int by) {
+        chunk += by;
+        while (!done(work) && chunk >= chunks) {
+            chunk -= chunks;
+            item += gridDim.x;
+            open(work);
+        }
+    }
+
+    __device__ static Cursor at_start(const Work& work) {
+        Cursor cursor;
+        cursor.item = blockIdx.x;
+        cursor.chunk = 0;
+        cursor.open(work);
+        return cursor;
+    }
+
+    __device__ i64 token() const { return piece.first_token + static_cast<i64>(chunk) * kChunk; }
+
+    // Tokens of the current chunk, 1 to kChunk.
+    __device__ int length() const {
+        const int left = piece.tokens - chunk * kChunk;
+        return left < kChunk ? left : kChunk;
+    }
+};
+
+// A place in a ring of kSlots buffers, and the parity of its current use.
+template <int kSlots>
+struct RingPlace {
+    int slot;
+    u32 parity;
+
+    __device__ void advance(int by) {
+        slot += by;
+        if (slot >= kSlots) {
+            slot -= kSlots;
+            parity ^= 1;
+        }
+    }
+};
