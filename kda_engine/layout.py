@@ -80,15 +80,16 @@ class Operands:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the caller's arrays were shaped, so that results can be handed back alike."""
+    """How the caller's arrays were shaped, so that results can be handed back alike.
 
-    batch: int | None
+    batch: (B, tokens of each sequence), or None when the input was packed already.
+    """
+
+    batch: tuple | None
 
     def unpack(self, x):
         """[T, ...] back to [B, T/B, ...] when the input was batched."""
-        if x is None or self.batch is None:
-            return x
-        return x.reshape((self.batch, x.shape[0] // self.batch if self.batch else 0) + x.shape[1:])
+        return x if x is None or self.batch is None else x.reshape(self.batch + x.shape[1:])
 
 
 def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None):
@@ -142,7 +143,7 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     dt_bias = _parameter("dt_bias", dt_bias, (HV, K), module)
     operands = Operands(arrays.get("q", arrays["k"]), arrays["k"], arrays["v"], arrays["g"], arrays["beta"],
                         A_log, dt_bias, bounds, _working_type(*arrays.values(), A_log, dt_bias, initial_state))
-    return operands, Packing(lead[0] if batched else None)
+    return operands, Packing(lead if batched else None)
 
 
 def check_cu_seqlens(cu_seqlens, tokens):

@@ -1,0 +1,163 @@
+"""Gates, beta forms and the q/k norm against 60-digit arithmetic."""
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+
+from kda_engine import Options, gate, layout
+from kda_engine.options import BETAS
+
+EXTREMES = [0.0, -0.0, 1e-300, 1e-20, -1e-20, 0.3, -0.3, 1.0, -2.5, 17.0, -17.0, 37.0, -37.0, 88.0, -88.0, 104.0, -104.0,
+            700.0, -700.0, 3000.0, -3000.0]
+
+
+def digits(formula, values):
+    """formula on every value in 60 digits, rounded to float64 once (0 below its range)."""
+    with localcontext() as context:
+        context.prec, context.Emin, context.Emax = 60, -10**6, 10**6
+        return np.array([float(formula(Decimal(float(x)))) for x in values])
+
+
+def one_plus_exp(x):
+    return 1 + x.exp()
+
+
+def log1p_exp(x):
+    # ln(1 + e) for an e far below 60 digits is e itself.
+    small = x.exp()
+    return small if small < Decimal(10) ** -50 else (1 + small).ln()
+
+
+def close(computed, exact, tolerance, floor=0.0):
+    computed, exact = np.asarray(computed, "f8"), np.asarray(exact)
+    assert computed.shape == exact.shape
+    assert (abs(computed - exact) <= tolerance * abs(exact) + floor).all(), (computed, exact)
+
+
+@pytest.mark.parametrize("dtype, tolerance, floor", [("f8", 5e-16, 0), ("f4", 3e-7, 1e-38)])
+def test_sigmoid(dtype, tolerance, floor):
+    x = np.array(EXTREMES, dtype)
+    with np.errstate(all="raise", under="ignore"):
+        close(gate.sigmoid(x), digits(lambda v: 1 / one_plus_exp(-v), x), tolerance, floor or 1e-308)
+    assert gate.sigmoid(np.array([-np.inf, np.inf], dtype)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("dtype, tolerance, floor", [("f8", 5e-16, 1e-308), ("f4", 3e-7, 1e-38)])
+def test_softplus(dtype, tolerance, floor):
+    x = np.array(EXTREMES, dtype)
+    with np.errstate(all="raise", under="ignore"):
+        close(gate.softplus(x), digits(log1p_exp, x), tolerance, floor)
+
+
+def make_gate(form, dtype="f8", A_log=0.7, bias=0.25, lower_bound=-5.0):
+    rate = np.exp(np.full((1, 1), A_log, dtype))
+    return gate.Gate(form, lower_bound, rate, np.full((1, 1), bias, dtype)), Decimal(float(rate[0, 0])), Decimal(bias)
+
+
+def column(values, dtype="f8"):
+    """Values as raw gates [T,1,1]; rounded to steps of 1/4 so that adding the bias is exact."""
+    return (np.round(np.array(values) * 4) / 4).astype(dtype)[:, None, None]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("f8", 1e-14), ("f4", 2e-6)])
+def test_log_decay(dtype, tolerance):
+    # The rounding of rate * x before the exponential costs |rate x| units there.
+    g = column([0, 1, -2, 5, -5, 12, -12, 20, -20], dtype)
+    lower, rate, bias = make_gate("lower_bound", dtype, lower_bound=-3.5)
+    close(lower.log_decay(g).ravel(), digits(lambda x: Decimal(-3.5) / one_plus_exp(-rate * (x + bias)), g.ravel()),
+          tolerance)
+    soft, rate, bias = make_gate("softplus", dtype)
+    g = column([0, 1, -2, 30, -30, 700, 3000], dtype)
+    close(soft.log_decay(g).ravel(), digits(lambda x: -rate * log1p_exp(x + bias), g.ravel()), tolerance)
+    log, _, _ = make_gate("log", dtype)
+    assert np.array_equal(log.log_decay(np.array([-np.inf, -3, 0], dtype)), np.array([-np.inf, -3, 0], dtype))
+
+
+@pytest.mark.parametrize("form", ["lower_bound", "softplus"])
+def test_gate_adjoint(form):
+    """dg, dA_log and ddt_bias from closed derivatives in 60 digits, far into both tails."""
+    g = column([0, 1, -2, 5, -5, 40, -40, 60, -60, 300, -300, 600])
+    d = np.linspace(0.5, 1.5, len(g))[:, None, None]
+    this, rate, bias = make_gate(form)
+    dg, dA_log, ddt_bias = this.adjoint(d, g)
+    sigma = lambda x: 1 / one_plus_exp(-x)
+    if form == "softplus":
+        slope, by_rate = lambda x: -rate * sigma(x + bias), lambda x: -rate * log1p_exp(x + bias)
+    else:
+        inner = lambda x: Decimal(-5) * sigma(rate * (x + bias)) * sigma(-rate * (x + bias))
+        slope, by_rate = lambda x: rate * inner(x), lambda x: rate * (x + bias) * inner(x)
+    exact = d.ravel() * digits(slope, g.ravel())
+    close(dg.ravel(), exact, 1e-12, 1e-300)
+    assert dg.dtype == np.float64 and dA_log.shape == (1,) and ddt_bias.shape == (1, 1)
+    close(ddt_bias.ravel(), [exact.sum()], 1e-12)
+    close(dA_log, [(d.ravel() * digits(by_rate, g.ravel())).sum()], 1e-12)
+
+
+def test_gate_adjoint_sums_parameters_in_float64():
+    this, _, _ = make_gate("softplus", "f4")
+    g = np.full((1 << 16, 1, 1), 0.5, "f4")
+    d = np.ones((1 << 16, 1, 1), "f4")
+    # Each of the ones is below float32's last digit beside this one.
+    d[0] = 2.0**25
+    dg, dA_log, ddt_bias = this.adjoint(d, g)
+    assert dg.dtype == np.float32 and dA_log.dtype == ddt_bias.dtype == np.float64
+    _, one_dA_log, one_ddt_bias = this.adjoint(d[1:2], g[1:2])
+    close(ddt_bias, d.sum(dtype="f8") * one_ddt_bias, 1e-6)
+    close(dA_log, d.sum(dtype="f8") * one_dA_log, 1e-6)
+
+
+def test_log_form_passes_the_gradient_through():
+    this, _, _ = make_gate("log")
+    d = np.arange(6.0).reshape(3, 1, 2)
+    dg, dA_log, ddt_bias = this.adjoint(d, -d)
+    assert dg is d and not dA_log.any() and ddt_bias.shape == (1, 2)
+
+
+def test_a_reset_channel_has_no_parameter_gradient():
+    this, _, _ = make_gate("softplus")
+    g = np.array([[[np.inf]], [[1.0]]])
+    d = np.array([[[0.0]], [[2.0]]])
+    with np.errstate(invalid="ignore"):
+        _, dA_log, _ = this.adjoint(d, g)
+    assert np.isfinite(dA_log).all() and dA_log[0] == this.adjoint(d[1:], g[1:])[1][0]
+
+
+@pytest.mark.parametrize("form", BETAS)
+def test_beta_and_its_derivative(form):
+    x = np.array([0, 1, -1, 5, -5, 40, -40, 300, -300, 700], "f8")
+    sigma = lambda v: 1 / one_plus_exp(-v)
+    factor = {"logit": 1, "logit2": 2, "value": None}[form]
+    value = (lambda v: v) if factor is None else (lambda v: factor * sigma(v))
+    slope = (lambda v: Decimal(1)) if factor is None else (lambda v: factor * sigma(v) * sigma(-v))
+    close(gate.activate_beta(x, form), digits(value, x), 5e-16, 1e-308)
+    close(gate.beta_adjoint(np.full(len(x), 3.0), x, form), 3 * digits(slope, x), 2e-15, 1e-300)
+
+
+def test_l2norm_and_its_adjoint():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((4, 2, 9)) * np.array([1, 1e-3, 1e-8, 1e6])[:, None, None]
+    normed, factor = gate.l2norm(x, True)
+    close(normed, x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6), 1e-15)
+    d = random.standard_normal(x.shape)
+    step = 1e-40j
+    jacobian = np.empty((9,) + x.shape)
+    for i in range(9):
+        varied = x.astype(complex)
+        varied[..., i] += step
+        moved = varied / np.sqrt((varied * varied).sum(-1, keepdims=True) + 1e-6)
+        jacobian[i] = moved.imag / 1e-40
+    exact = np.moveaxis((jacobian * d).sum(-1), 0, -1)
+    close(gate.l2norm_adjoint(d, normed, factor), exact, 1e-12, 1e-15 * abs(exact).max())
+    assert gate.l2norm(x, False) == (x, None) and gate.l2norm_adjoint(d, x, None) is d
+    zero, factor = gate.l2norm(np.zeros((1, 3), "f4"), True)
+    assert not zero.any() and zero.dtype == np.float32
+    close(gate.l2norm_adjoint(np.ones((1, 3)), zero, factor), np.full((1, 3), 1e3), 1e-6)
+
+
+def test_gate_parameters_default_to_zero():
+    k = np.zeros((1, 2, 3), "f4")
+    beta = np.zeros((1, 2), "f4")
+    operands, _ = layout.pack(k, k, k, k, beta, None, None, None, "softplus")
+    this = gate.Gate.of(operands, Options(gate="softplus"), "f4")
+    assert np.array_equal(this.rate, np.ones((2, 1))) and np.array_equal(this.bias, np.zeros((2, 3)))

@@ -1,0 +1,57 @@
+"""Options: defaults, what each field accepts, messages, the round trip through plain types."""
+
+import math
+
+import pytest
+
+from kda_engine import InputError, Options
+
+
+def test_defaults_are_the_documented_ones():
+    assert Options().to_dict() == {
+        "gate": "lower_bound", "lower_bound": -5.0, "beta": "logit", "qk_l2norm": True, "scale": None,
+        "state_layout": "KV", "decay_skip": None, "tolerance": 0.0}
+
+
+def test_plain_types_make_the_same_options_again():
+    options = Options(gate="softplus", lower_bound=-2, beta="value", qk_l2norm=0, scale=1, state_layout="VK",
+                      decay_skip="sampled", tolerance=1e-3)
+    assert Options(**options.to_dict()) == options
+    assert options.qk_l2norm is False and isinstance(options.scale, float) and isinstance(options.lower_bound, float)
+
+
+@pytest.mark.parametrize("given, skip", [
+    ({}, "exact"), ({"tolerance": 1e-6}, "certified"), ({"tolerance": 1e-6, "decay_skip": "exact"}, "exact"),
+    ({"tolerance": 1e-6, "decay_skip": "sampled"}, "sampled"), ({"decay_skip": "exact"}, "exact")])
+def test_the_skip_in_force(given, skip):
+    assert Options(**given).skip == skip
+
+
+def test_scale():
+    assert Options().scale_for(64) == 0.125 and Options(scale=-2).scale_for(64) == -2.0 and Options(scale=0).scale_for(4) == 0
+
+
+@pytest.mark.parametrize("name, value, expected", [
+    ("gate", "sigmoid", "lower_bound, softplus, log"), ("gate", None, "lower_bound, softplus, log"),
+    ("beta", "LOGIT", "logit, logit2, value"), ("state_layout", "kv", "KV, VK"),
+    ("decay_skip", "fast", "exact, certified, sampled"), ("qk_l2norm", 2, "true or false"),
+    ("qk_l2norm", "yes", "true or false"), ("qk_l2norm", 1.0, "true or false"),
+    ("lower_bound", 0.0, r"\[-5, 0\)"), ("lower_bound", -5.5, r"\[-5, 0\)"), ("lower_bound", math.nan, "finite"),
+    ("lower_bound", "-3", "finite"), ("scale", math.inf, "finite"), ("scale", "x", "a number"),
+    ("scale", True, "finite"), ("tolerance", 1.0, r"\[0, 1\)"), ("tolerance", -1e-9, r"\[0, 1\)"),
+    ("tolerance", None, "a number")])
+def test_bad_values_name_field_expectation_and_value(name, value, expected):
+    with pytest.raises(InputError, match=f"^{name}: expected .*{expected}.*, got {value!r}$"):
+        Options(**{name: value})
+
+
+@pytest.mark.parametrize("skip", ["certified", "sampled"])
+def test_a_skip_without_tolerance(skip):
+    with pytest.raises(InputError, match=f"^tolerance: decay_skip='{skip}' needs a tolerance above 0, got 0$"):
+        Options(decay_skip=skip)
+
+
+def test_options_are_immutable_and_errors_are_value_errors():
+    with pytest.raises(AttributeError):
+        Options().gate = "log"
+    assert issubclass(InputError, ValueError)
