@@ -10,7 +10,10 @@ from .arrays import array_module
 
 @dataclass(frozen=True)
 class Affine:
-    """M [...,K,K] and S [...,K,V]; leading axes (sequences, heads) are batch axes."""
+    """M [...,K,K] and S [...,K,V]; leading axes (sequences, heads) are batch axes.
+
+    M is None where the incoming state no longer matters: it is part of S already, or was dropped.
+    """
 
     M: object
     S: object
@@ -23,13 +26,13 @@ class Affine:
         return cls(M, module.zeros(tuple(lead) + (K, V), dtype))
 
     def after(self, first):
-        """The map that applies `first`, then this one: (M2 M1, M2 S1 + S2)."""
+        """The map that applies `first`, then this one: (M2 M1, M2 S1 + S2); both with M."""
         return Affine(self.M @ first.M, self.M @ first.S + self.S)
 
     def apply(self, state):
         """M state + S."""
-        return self.M @ state + self.S
+        return self.S if self.M is None else self.M @ state + self.S
 
     def apply_transposed(self, d_state):
         """M^T d_state + S, for a pair that holds the backward's data term D in S."""
-        return array_module(self.M).swapaxes(self.M, -1, -2) @ d_state + self.S
+        return self.S if self.M is None else array_module(self.M).swapaxes(self.M, -1, -2) @ d_state + self.S

@@ -42,6 +42,14 @@ def as_array(name, x):
     raise InputError(f"{name}: expected an array (NumPy, CuPy, DLPack or an array interface), got {type(x).__name__}")
 
 
+def as_float_array(name, x):
+    """`as_array`, refusing every type but bfloat16, float16, float32 and float64."""
+    x = as_array(name, x)
+    if x.dtype not in FLOAT_TYPES:
+        raise InputError(f"{name}: expected bfloat16, float16, float32 or float64, got {x.dtype}")
+    return x
+
+
 def _from_dlpack(name, x):
     if getattr(x, "requires_grad", False):
         x = x.detach()

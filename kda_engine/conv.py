@@ -7,7 +7,7 @@ within each sequence; tokens before a sequence's start are zero, or come from it
 
 import numpy as np
 
-from .arrays import array_module, as_array, like
+from .arrays import array_module, as_float_array, like
 from .errors import InputError
 from .gate import sigmoid
 from .layout import check_cu_seqlens
@@ -33,7 +33,7 @@ def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=
     """
     padded = _Padded.of(x, weight, bias, activation, cu_seqlens, halo)
     module, W = padded.module, padded.weight.shape[1]
-    d = as_array("dy", dy)
+    d = as_float_array("dy", dy)
     if d.shape != padded.x.shape:
         raise InputError(f"dy: expected shape {padded.x.shape}, got {d.shape}")
     d = d.reshape(padded.rows.shape).astype(padded.dtype)
@@ -69,7 +69,7 @@ class _Padded:
         self = cls()
         if activation not in ("silu", None):
             raise InputError(f"activation: expected 'silu' or None, got {activation!r}")
-        self.x, weight = as_array("x", x), as_array("weight", weight)
+        self.x, weight = as_float_array("x", x), as_float_array("weight", weight)
         self.module = module = array_module(self.x)
         if self.x.ndim < 2:
             raise InputError(f"x: expected [T, channels] or [T, H, K], got shape {self.x.shape}")
@@ -78,7 +78,7 @@ class _Padded:
             raise InputError(f"weight: expected shape ({channels}, W), got {weight.shape}")
         self.dtype = np.dtype("f8" if self.x.dtype == np.float64 else "f4")
         self.weight, W = weight.astype(self.dtype), weight.shape[1]
-        self.bias = None if bias is None else as_array("bias", bias).astype(self.dtype)
+        self.bias = None if bias is None else as_float_array("bias", bias).astype(self.dtype)
         if self.bias is not None and self.bias.shape != (channels,):
             raise InputError(f"bias: expected shape ({channels},), got {self.bias.shape}")
         bounds = np.array([0, T]) if cu_seqlens is None else check_cu_seqlens(cu_seqlens, T)
@@ -90,7 +90,7 @@ class _Padded:
         self.extended = module.zeros((T + N * (W - 1), channels), self.dtype)
         self.extended[self.places + W - 1] = self.rows
         if halo is not None:
-            halo = as_array("halo", halo)
+            halo = as_float_array("halo", halo)
             if halo.shape != (N, W - 1, channels):
                 raise InputError(f"halo: expected shape {(N, W - 1, channels)}, got {halo.shape}")
             self.extended[self.halo_places] = halo

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arrays import FLOAT_TYPES, array_module, as_array
+from .arrays import array_module, as_array, as_float_array
 from .errors import InputError
 
 # Tokens per chunk of the cut grid: ranks and sub-segments are cut, and decay decisions taken, on
@@ -102,9 +102,7 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     if q is None:
         named.pop("q")
-    arrays = {name: as_array(name, x) for name, x in named.items()}
-    for name, x in arrays.items():
-        _check_type(name, x)
+    arrays = {name: as_float_array(name, x) for name, x in named.items()}
     module = array_module(arrays["k"])
     for name, x in arrays.items():
         if array_module(x) is not module:
@@ -167,8 +165,7 @@ def state_in(name, state, operands, state_layout):
     module = array_module(operands.k)
     if state is None:
         return module.zeros(operands.state_shape, dtype=operands.state_dtype)
-    state = as_array(name, state)
-    _check_type(name, state)
+    state = as_float_array(name, state)
     N, HV, K, V = operands.state_shape
     expected = (N, HV, K, V) if state_layout == "KV" else (N, HV, V, K)
     if state.shape != expected:
@@ -189,8 +186,7 @@ def state_out(state, state_layout):
 
 def gradient_in(name, gradient, operands, packing):
     """d_out as packed [T,HV,V]; raises InputError when shape, type or side do not fit."""
-    gradient = as_array(name, gradient)
-    _check_type(name, gradient)
+    gradient = as_float_array(name, gradient)
     expected = (operands.tokens, operands.value_heads, operands.V)
     shown = packing.unpack(operands.v).shape
     if gradient.shape != shown:
@@ -207,13 +203,7 @@ def _working_type(*given):
 def _parameter(name, x, shape, module):
     if x is None:
         return None
-    x = as_array(name, x)
-    _check_type(name, x)
+    x = as_float_array(name, x)
     if x.shape != shape:
         raise InputError(f"{name}: expected shape {shape}, got {x.shape}")
     return x if array_module(x) is module else module.asarray(x)
-
-
-def _check_type(name, x):
-    if x.dtype not in FLOAT_TYPES:
-        raise InputError(f"{name}: expected bfloat16, float16, float32 or float64, got {x.dtype}")

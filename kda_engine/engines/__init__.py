@@ -6,23 +6,33 @@ from .base import Engine, Forward, Saved
 ENGINES = ("reference", "numpy", "cuda")
 
 
-def make_engine(name, poll=lambda: None):
+def make_engine(name, poll=lambda: None, threads=None):
     """The engine of that name ("reference", "numpy", "cuda", or "auto": cuda where a device is usable, else numpy)."""
     if name == "auto":
         name = "cuda" if cuda_usable() else "numpy"
     if name == "numpy":
         from .host import HostEngine
 
-        return HostEngine(poll)
+        return HostEngine(poll, threads)
     if name == "reference":
         from .reference import ReferenceEngine
 
         return ReferenceEngine(poll)
     if name == "cuda":
-        raise InputError("engine: 'cuda' is not built")
+        if not cuda_usable():
+            raise InputError("engine: expected CuPy and a CUDA device of compute capability 8.0 or later for 'cuda', "
+                             "got none")
+        from .cuda import CudaEngine
+
+        return CudaEngine(poll)
     raise InputError(f"engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}")
 
 
 def cuda_usable():
-    """Whether engine "cuda" is built and finds a device here."""
-    return False
+    """Whether CuPy is installed and finds a device that engine "cuda" can use."""
+    try:
+        from cupy.cuda import runtime
+
+        return runtime.getDeviceCount() > 0 and runtime.getDeviceProperties(runtime.getDevice())["major"] >= 8
+    except (ImportError, RuntimeError):
+        return False

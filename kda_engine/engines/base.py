@@ -31,7 +31,7 @@ class Forward:
 
 
 class Engine:
-    """The four stages. `poll` is called between slabs of work and may raise to stop it."""
+    """The four stages. `poll` is called now and then, from the calling thread, and may raise to stop the work."""
 
     name = ""
 
@@ -60,8 +60,11 @@ class Engine:
         """Outputs and final states from the true initial states [N,HV,K,V]; keeps what the backward needs if `save`."""
         raise NotImplementedError
 
-    def summarise_backward(self, saved, d_out, d_final_state):
-        """The gradient of the initial state [N,HV,K,V] reached from d_final_state, and nothing else."""
+    def summarise_backward(self, operands, options, d_out, d_final_state):
+        """The gradient of the initial states [N,HV,K,V] reached from d_final_state, and nothing else.
+
+        Does not depend on the states themselves, so it needs no forward before it.
+        """
         raise NotImplementedError
 
     def backward(self, saved, d_out, d_final_state) -> Gradients:

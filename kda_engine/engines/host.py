@@ -5,7 +5,7 @@ beside inputs and results does not grow with T, except for the chunk states that
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,14 @@ SLAB_BYTES = 1 << 20
 HEADS_PER_TASK = 4
 
 
+# Between two calls of `poll` while threads work.
+POLL_SECONDS = 0.005
+
+
+class Halted(Exception):
+    """Another task failed or the caller stopped the work; never seen outside."""
+
+
 def thread_count():
     """Threads this process may use: OMP_NUM_THREADS where set, else the cores it may run on."""
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -43,6 +51,7 @@ class HostEngine(Engine):
         super().__init__(poll)
         self.threads = threads or thread_count()
         self._blas = ThreadpoolController()
+        self._halted = False
 
     def take_array(self, x):
         return to_host(x)
@@ -57,7 +66,7 @@ class HostEngine(Engine):
         def work(task):
             carried = task.pick(state)
             for slab in task.slabs():
-                self.poll()
+                self._check_halted()
                 x = task.activate(slab)
                 chunk = chunked.prepare(None, x.k, x.log_decay, x.beta)
                 v = x.v
@@ -80,7 +89,7 @@ class HostEngine(Engine):
         def work(task):
             carried = task.pick(final_state)
             for slab in task.slabs():
-                self.poll()
+                self._check_halted()
                 x = task.activate(slab)
                 chunk = task.prepare(x)
                 result = np.empty_like(x.v)
@@ -101,9 +110,9 @@ class HostEngine(Engine):
         self._run(work, tasks)
         return Forward(out, final_state, Saved(operands, options, initial_state, tasks) if save else None)
 
-    def summarise_backward(self, saved, d_out, d_final_state):
+    def summarise_backward(self, operands, options, d_out, d_final_state):
         d_state = d_final_state.copy()
-        self._run(lambda task: self._sweep(task, d_out, d_state), saved.states)
+        self._run(lambda task: self._sweep(task, d_out, d_state), self._tasks(operands, options))
         return d_state
 
     def backward(self, saved, d_out, d_final_state):
@@ -138,7 +147,7 @@ class HostEngine(Engine):
         """Carry the state's gradient from the last chunk to the first; show every slab to `visit`."""
         carried = task.pick(d_state)
         for slab in reversed(list(task.slabs())):
-            self.poll()
+            self._check_halted()
             x = task.activate(slab)
             chunk = task.prepare(x)
             d_slab = task.gather_output_gradient(slab, d_out)
@@ -170,15 +179,25 @@ class HostEngine(Engine):
     def _run(self, work, tasks):
         """Call work on every task, on as many threads as there are; the BLAS shares out what is left."""
         threads = max(1, min(self.threads, len(tasks)))
+        self._halted = False
         with self._blas.limit(limits=max(1, self.threads // threads)), ThreadPoolExecutor(threads) as pool:
             waiting = [pool.submit(work, task) for task in tasks]
             try:
-                for done in waiting:
-                    done.result()
+                while waiting:
+                    self.poll()
+                    done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
             except BaseException:
-                for left in waiting:
-                    left.cancel()
+                self._halted = True
+                for future in waiting:
+                    future.cancel()
                 raise
+
+    def _check_halted(self):
+        """Called by every task between slabs: the calling thread may have given up."""
+        if self._halted:
+            raise Halted
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,19 @@ class ReferenceEngine(Engine):
         saved = Saved(operands, options, initial_state, None) if save else None
         return Forward(out.astype(operands.v.dtype), state.astype(operands.state_dtype), saved)
 
-    def summarise_backward(self, saved, d_out, d_final_state):
-        return self._adjoint(saved, d_out, d_final_state)[1]
+    def summarise_backward(self, operands, options, d_out, d_final_state):
+        # The state's own value does not matter here; zeros serve.
+        return self._adjoint(operands, options, d_final_state * 0, d_out, d_final_state)[1]
 
     def backward(self, saved, d_out, d_final_state):
         operands = saved.operands
-        d, d_initial_state = self._adjoint(saved, d_out, d_final_state)
+        d, d_initial_state = self._adjoint(operands, saved.options, saved.initial_state, d_out, d_final_state)
         raw = activate_adjoint(d, operands, saved.options, "f8")
         typed = {"d" + name: getattr(raw, "d" + name).astype(getattr(operands, name).dtype)
                  for name in ("q", "k", "v", "g", "beta")}
         return Gradients(**typed, dA_log=raw.dA_log, ddt_bias=raw.ddt_bias, d_initial_state=d_initial_state)
 
-    def _adjoint(self, saved, d_out, d_final_state):
-        operands, options = saved.operands, saved.options
+    def _adjoint(self, operands, options, initial_state, d_out, d_final_state):
         module, scale = array_module(operands.k), options.scale_for(operands.K)
         T, HV, K, V = operands.tokens, operands.value_heads, operands.K, operands.V
         wide = lambda *tail: module.empty((T, HV) + tail, "f8")
@@ -57,7 +57,7 @@ class ReferenceEngine(Engine):
         for n, x in self._sequences(operands, options):
             span = slice(*operands.cu_seqlens[n : n + 2])
             part = Activated(*(x[span] for x in (d.q, d.k, d.v, d.log_decay, d.beta)))
-            d_state[n] = reference.recur_adjoint(x, scale, saved.initial_state[n].astype("f8"),
+            d_state[n] = reference.recur_adjoint(x, scale, initial_state[n].astype("f8"),
                                                  d_out[span].astype("f8"), d_state[n], part)
         return d, d_state.astype(operands.state_dtype)
 

@@ -1,0 +1,56 @@
+"""The command line: `kda-engine COMMAND` and `python -m mpi_runner COMMAND`."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from kda_engine.errors import InputError
+from kda_engine.version import VERSION
+
+from .exit_codes import GOLDEN, USAGE
+
+COMMANDS = ("run", "input", "golden", "compare", "plan", "info")
+
+# Where launchers tell a process its rank, so that only the first complains about a command line.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        if launched_rank() == 0:
+            self.print_usage(sys.stderr)
+            print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def launched_rank():
+    """This process's rank as its launcher says, 0 without one."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+def parser():
+    """The parser of all commands."""
+    top = _Parser(prog="kda-engine", description="Kimi Delta Attention: distributed runs, goldens, benchmarks.")
+    top.add_argument("--version", action="version", version=f"kda-engine {VERSION}")
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name in COMMANDS:
+        importlib.import_module(f".commands.{name}", __package__).add(subparsers)
+    return top
+
+
+def main(argv=None):
+    """Run one command; returns its exit code (see exit_codes)."""
+    from kda_engine.hdf5.golden import GoldenError
+
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (GoldenError, InputError) as error:
+        if launched_rank() == 0:
+            print(f"kda-engine: error: {error}", file=sys.stderr)
+        return GOLDEN if isinstance(error, GoldenError) else USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

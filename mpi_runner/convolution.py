@@ -1,0 +1,75 @@
+"""The short convolution of a rank's share: its halo in from the left, the halo's gradient back to earlier ranks.
+
+A sequence that was cut needs its previous W-1 tokens, which may lie on several earlier ranks. Forward every rank
+reads them from the input file; backward the halo's gradient goes to whoever owns those tokens and is added there.
+"""
+
+
+import numpy as np
+
+from kda_engine.conv import short_conv, short_conv_backward
+
+CHANNELS = ("q", "k", "v")
+
+
+class ShareConvolution:
+    """The convolutions before q, k and v of one rank.
+
+    raw: the convolutions' inputs by name, the share's tokens. halos: by name, [pieces, W-1, channels] of which only
+    the first piece's row can be other than zero.
+    """
+
+    def __init__(self, conv, segments, rank, cu_seqlens, raw, halos):
+        self.conv, self.segments, self.segment = conv, segments, segments[rank]
+        self.cu_seqlens, self.raw, self.halos = cu_seqlens, raw, halos
+        self.local = np.array([0] + [p.stop - self.segment.start for p in self.segment.pieces], dtype=np.int64)
+
+    @classmethod
+    def read(cls, source, segments, rank):
+        """Read the share's rows and its halo from an open input file."""
+        segment = segments[rank]
+        raw = {name: source.read(name, segment.start, segment.stop) for name in CHANNELS}
+        halos = {}
+        for name in CHANNELS:
+            channels, W = source.conv.weights[name].shape
+            halo = np.zeros((len(segment.pieces), W - 1, channels), raw[name].dtype)
+            first, last = halo_tokens(segment, source.cu_seqlens, W)
+            if last > first:
+                halo[0, W - 1 - (last - first) :] = source.read(name, first, last).reshape(last - first, channels)
+            halos[name] = halo
+        return cls(source.conv, segments, rank, source.cu_seqlens, raw, halos)
+
+    def forward(self, name):
+        """q, k or v: the convolution's output, shaped and typed as its input."""
+        return short_conv(self.raw[name], self.conv.weights[name], self.conv.biases.get(name), self.conv.activation,
+                          self.local, self.halos[name])
+
+    def backward(self, name, dy, exchange):
+        """(gradient of the raw input, of the weights, of the bias or None); the last two of this share alone.
+
+        Collective: halo gradients go round. Sums are made in the working type before any rounding.
+        """
+        raw = self.raw[name]
+        wide = np.dtype("f8" if raw.dtype == np.float64 else "f4")
+        dx, dweight, dbias, dhalo = short_conv_backward(
+            dy.astype(wide), raw.astype(wide), self.conv.weights[name], self.conv.biases.get(name),
+            self.conv.activation, self.local, self.halos[name])
+        W, channels = dhalo.shape[1] + 1, dhalo.shape[2]
+        spans = [halo_tokens(segment, self.cu_seqlens, W) for segment in self.segments]
+        lengths = [(last - first) * channels for first, last in spans]
+        mine = dhalo[0, W - 1 - lengths[exchange.rank] // channels :] if lengths[exchange.rank] else dhalo[:0]
+        parts = exchange.start_gather(mine.ravel(), lengths, f"gathering the halo gradients of {name}").wait()
+        rows = dx.reshape(len(dx), channels)
+        for (first, last), part in zip(spans, parts):
+            here, there = max(first, self.segment.start), min(last, self.segment.stop)
+            if here < there:
+                rows[here - self.segment.start : there - self.segment.start] += (
+                    part.reshape(last - first, channels)[here - first : there - first])
+        return dx.astype(raw.dtype), dweight, dbias
+
+
+def halo_tokens(segment, cu_seqlens, W):
+    """Packed tokens [first, last) that a segment needs from earlier ranks: at most W-1 of the same sequence."""
+    if segment.left is None:
+        return segment.start, segment.start
+    return max(int(cu_seqlens[segment.left.sequence]), segment.start - (W - 1)), segment.start

@@ -1,0 +1,105 @@
+"""The output file, filled from all ranks: slab by slab through rank 0, or as one shard a rank."""
+
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from kda_engine.hdf5.results import ResultWriter
+from kda_engine.hdf5.shards import ShardWriter, remove_shards, shard_folder
+
+from .exchange import SLAB_BYTES
+
+
+class Part:
+    """One tensor of the output as this rank knows it.
+
+    shape, dtype: of the whole. spans: (first row, row count) of every rank, in row order. blocks: this rank's rows,
+    a list of arrays that follow each other.
+    """
+
+    def __init__(self, name, shape, dtype, spans, blocks):
+        self.name, self.shape, self.dtype = name, tuple(shape), np.dtype(dtype)
+        self.spans, self.blocks = spans, [block for block in blocks if len(block)]
+
+    def slabs(self):
+        """This rank's rows as (row within the rank, rows), slabs of `slab_rows` rows whatever the blocks' sizes."""
+        starts = np.cumsum([0] + [len(block) for block in self.blocks])
+        step = slab_rows(self.shape, self.dtype)
+        for at in range(0, int(starts[-1]), step):
+            stop = at + step
+            rows = [block[max(at - first, 0) : stop - first]
+                    for block, first in zip(self.blocks, starts) if first < stop and first + len(block) > at]
+            yield at, np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+
+
+def slab_rows(shape, dtype):
+    return max(1, SLAB_BYTES // max(1, int(np.prod(shape[1:])) * np.dtype(dtype).itemsize))
+
+
+def write_gathered(session, path, force, parts, describe):
+    """Every rank's rows through rank 0 into one file; describe() -> (report, provenance) on rank 0 at the end."""
+    exchange = session.exchange
+    with ExitStack() as stack:
+        writer = None
+        if session.rank == 0:
+            writer = stack.enter_context(ResultWriter(path, force=force))
+            for part in parts:
+                writer.create(part.name, part.shape, part.dtype)
+        for part in parts:
+            for rank, (first, count) in enumerate(part.spans):
+                if rank == session.rank == 0:
+                    for at, rows in part.slabs():
+                        writer.write(part.name, first + at, rows)
+                elif rank == session.rank:
+                    for _, rows in part.slabs():
+                        exchange.send(rows, 0, f"sending {part.name}")
+                elif session.rank == 0:
+                    step = slab_rows(part.shape, part.dtype)
+                    for at in range(0, count, step):
+                        shape = (min(step, count - at),) + part.shape[1:]
+                        rows = exchange.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
+                        writer.write(part.name, first + at, rows)
+        _finish(session, writer, describe)
+
+
+def write_shards(session, path, force, parts, describe):
+    """One shard a rank, and a main file on rank 0 that maps and lists them."""
+    exchange = session.exchange
+    folder = exchange.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
+    with ExitStack() as stack:
+        writer = None
+        if session.rank == 0:
+            writer = stack.enter_context(ResultWriter(path, force=force))
+            finished = stack.enter_context(_removed_unless_kept(folder))
+        with ShardWriter(folder, session.rank) as shard:
+            for part in parts:
+                first, count = part.spans[session.rank]
+                shard.create(part.name, first, (count,) + part.shape[1:], part.dtype)
+                for at, rows in part.slabs():
+                    shard.write(part.name, at, rows)
+            mine = shard.finish()
+        shards = exchange.collect(mine, "listing the shards")
+        if session.rank == 0:
+            writer.link_shards(shards, {p.name: p.shape for p in parts}, {p.name: p.dtype for p in parts})
+        _finish(session, writer, describe)
+        if session.rank == 0:
+            finished()
+
+
+@contextmanager
+def _removed_unless_kept(folder):
+    kept = []
+    try:
+        yield lambda: kept.append(True)
+    finally:
+        if not kept:
+            remove_shards(folder)
+
+
+def _finish(session, writer, describe):
+    # All ranks' descriptions are collected before rank 0 closes the file.
+    report, provenance = describe()
+    session.poll()
+    if writer is not None:
+        writer.finish(report, provenance)
+    session.exchange.largest(0, "finishing the output")

@@ -1,0 +1,112 @@
+"""What one `run` is asked to do: command line over TOML file over defaults, checked."""
+
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from kda_engine.engines import ENGINES
+from kda_engine.errors import InputError
+from kda_engine.options import Options
+
+CHOICES = {
+    "engine": ("auto", *ENGINES),
+    "scan": ("auto", "serial", "allgather", "exscan", "heads"),
+    "transport": ("auto", "mpi", "device", "nccl"),
+    "io": ("gather", "shards"),
+}
+NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
+
+# Fields of Options that the input file fixes; saying them again may only confirm them.
+OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A resolved run. Field names are the command line's long options (and the TOML keys) with underscores.
+
+    expected: operator options that were said beside the input file's, a dict; they must agree with it.
+    """
+
+    input: str
+    output: str
+    backward: bool = False
+    engine: str = "auto"
+    scan: str = "auto"
+    transport: str = "auto"
+    decay_skip: str | None = None
+    tolerance: float = 0.0
+    reproducible: bool = False
+    check_finite: bool = False
+    save_boundary: bool = False
+    io: str = "gather"
+    oversubscribe: bool = False
+    exchange_timeout: float = 600.0
+    dry_run: bool = False
+    force: bool = False
+    expected: dict | None = None
+
+    @classmethod
+    def resolve(cls, given, config):
+        """given: what the command line says (absent options left out); config: a TOML path or None.
+
+        Raises InputError for unknown keys, values of the wrong type, and what is documented but not built yet.
+        """
+        merged = {**(_read_toml(config) if config else {}), **given}
+        operator = {name: merged.pop(name) for name in OPERATOR_OPTIONS if name in merged}
+        known = {field.name: field for field in fields(cls) if field.name != "expected"}
+        for name, value in merged.items():
+            if name not in known:
+                raise InputError(f"{config}: unknown option {name!r}; known are {', '.join(sorted(known))}")
+            _check(name, value, known[name])
+        for name in ("input", "output"):
+            if name not in merged:
+                raise InputError(f"{name}: expected a file name")
+        job = cls(**merged, expected=operator)
+        for name, values in NOT_BUILT.items():
+            if getattr(job, name) in values:
+                raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
+        if job.reproducible:
+            raise InputError("reproducible: not built yet")
+        if Path(job.input).resolve() == Path(job.output).resolve():
+            raise InputError(f"output: expected another file than the input, got {job.output} for both")
+        return job
+
+    @property
+    def route(self):
+        """The scan that is used: "serial" or "allgather"."""
+        return "allgather" if self.scan == "auto" else self.scan
+
+    def options(self, of_file):
+        """The file's Options with this run's decay skip. Raises InputError where the job contradicts the file."""
+        for name, value in self.expected.items():
+            # Through Options, so that the value is checked and both sides have one type.
+            said = getattr(Options(**{name: value}), name)
+            if said != getattr(of_file, name):
+                raise InputError(f"{name}: {self.input} says {getattr(of_file, name)!r}, the job says {said!r}")
+        return replace(of_file, decay_skip=self.decay_skip, tolerance=self.tolerance)
+
+    def to_dict(self):
+        """Plain types, for the report."""
+        return asdict(self)
+
+
+def _read_toml(path):
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"config: cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"config: {path} is not TOML: {error}") from None
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def _check(name, value, field):
+    kind = (int, float) if field.type is float else field.type
+    expected = getattr(field.type, "__name__", field.type)
+    if not isinstance(value, kind) or (field.type is not bool and isinstance(value, bool)):
+        raise InputError(f"{name}: expected {expected}, got {value!r}")
+    if name in CHOICES and value not in CHOICES[name]:
+        raise InputError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
+    if name == "exchange_timeout" and not value > 0:
+        raise InputError(f"exchange_timeout: expected seconds above 0, got {value!r}")

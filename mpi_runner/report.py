@@ -1,0 +1,106 @@
+"""What a run tells about itself: the report and the provenance that every output carries."""
+
+import os
+import platform
+import sys
+import threading
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+from mpi4py import MPI
+
+from kda_engine.hdf5.inputs import digest
+from kda_engine.version import VERSION
+
+
+class Digest:
+    """The SHA-256 of a file, computed beside the real work."""
+
+    def __init__(self, path):
+        self._value, self._error = None, None
+        self._thread = threading.Thread(target=self._work, args=(path,), daemon=True)
+        self._thread.start()
+
+    def _work(self, path):
+        try:
+            self._value = digest(path)
+        except BaseException as error:  # handed to whoever asks for the value
+            self._error = error
+
+    def value(self):
+        """The hex digest; waits for it. Raises what reading the file raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def describe(run, result, input_digest):
+    """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective."""
+    session = run.session
+    mine = {
+        "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
+        "tokens": [run.segment.start, run.segment.stop],
+        "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
+        "bytes_sent": session.exchange.sent, "seconds": dict(run.clock.seconds), "memory_bytes": run.memory,
+    }
+    rows = session.exchange.collect((mine, result.skips), "collecting the report")
+    if session.rank:
+        return None, None
+    skips = accumulate_bounds([row for _, of_rank in rows for row in of_rank])
+    report = {
+        "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
+        "transport": "mpi", "ranks": [row for row, _ in rows], "decay_skip": skips,
+    }
+    return report, provenance(session.size, input_digest.value())
+
+
+def accumulate_bounds(rows):
+    """Add to every row `total_bound` [HV]: its own bound and what earlier boundaries of its sequence leave of theirs.
+
+    A boundary's error passes on through the next segment's transition, whose norm is at most e^log_transition.
+    """
+    for direction, order in (("forward", 1), ("backward", -1)):
+        carried = {}
+        for row in sorted((r for r in rows if r["direction"] == direction), key=lambda r: order * r["rank"]):
+            before = carried.get(row["sequence"], np.zeros(len(row["bound"])))
+            with np.errstate(over="ignore", invalid="ignore"):
+                passed = np.where(before == 0, 0.0, np.exp(row["log_transition"]) * before)
+            total = np.asarray(row["bound"]) + passed
+            row["total_bound"] = total.tolist()
+            carried[row["sequence"]] = total
+    return rows
+
+
+def provenance(ranks, input_digest):
+    """Who made a result, with what: versions, ranks, time, command line."""
+    return {
+        "engine_version": VERSION, "commit": commit(), "input_sha256": input_digest, "ranks": ranks,
+        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "python": platform.python_version(), "platform": platform.platform(),
+        "mpi_library": MPI.Get_library_version().splitlines()[0].strip("\x00 "),
+        **{name: package_version(name) for name in ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")},
+    }
+
+
+def package_version(name):
+    """The installed version of a package, None when it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit():
+    """The source tree's commit, None outside a checkout."""
+    head = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".git", "HEAD")
+    try:
+        with open(head) as file:
+            text = file.read().strip()
+        if not text.startswith("ref: "):
+            return text
+        with open(os.path.join(os.path.dirname(head), text[5:])) as file:
+            return file.read().strip()
+    except OSError:
+        return None

@@ -1,0 +1,71 @@
+"""Whether a run fits: bytes of memory on each node and of disk for the output, checked before anything is computed."""
+
+import os
+import shutil
+
+import numpy as np
+
+from kda_engine.errors import InputError
+from kda_engine.engines.host import CHUNK_LENGTH
+
+
+class ResourceError(RuntimeError):
+    """The machine is too small for the job as it stands."""
+
+
+def output_bytes(sizes, dtypes, backward):
+    """Bytes of the output's tensors; sizes with T, H, HV, K, V, N; dtypes by input name."""
+    T, H, HV, K, V, N = sizes.T, sizes.H, sizes.HV, sizes.K, sizes.V, sizes.N
+    state = N * HV * K * V * state_bytes(dtypes)
+    total = T * HV * V * dtypes["v"].itemsize + state
+    if backward:
+        width = {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
+        total += sum(T * count * dtypes[name].itemsize for name, count in width.items()) + state
+    return total
+
+
+def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
+    """About the most memory that one rank of a NumPy engine takes for `tokens` of its own."""
+    H, HV, K, V = sizes.H, sizes.HV, sizes.K, sizes.V
+    width = {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
+    inputs = sum(tokens * count * dtypes[name].itemsize for name, count in width.items())
+    out = tokens * HV * V * dtypes["v"].itemsize
+    state = HV * K * V * state_bytes(dtypes)
+    boundary = ranks * HV * K * (K + V) * state_bytes(dtypes)
+    total = inputs + out + 2 * pieces * state + boundary
+    if backward:
+        total += inputs + out + 2 * pieces * state + (-(-tokens // CHUNK_LENGTH) + pieces) * state
+    return total
+
+
+def state_bytes(dtypes):
+    """Bytes of one state value."""
+    return 8 if any(dtype == np.float64 for dtype in dtypes.values()) else 4
+
+
+def check_disk(path, needed):
+    """Raises ResourceError when the output's file system has less than `needed` bytes free."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise InputError(f"output: expected an existing folder, got {folder}")
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(f"output {path}: needs {needed} bytes, {folder} has {free} free")
+
+
+def check_memory(needed):
+    """Raises ResourceError when this node has less than `needed` bytes of memory available."""
+    available = memory_available()
+    if available is not None and available < needed:
+        raise ResourceError(f"memory: the ranks of this node need {needed} bytes, {available} are available; "
+                            "use more nodes or fewer tokens a rank")
+
+
+def memory_available():
+    """Bytes of memory that can be had on this node, or None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,126 @@
+"""A job's life on one rank: MPI, signals, agreement between ranks, and one way out for every kind of failure."""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from mpi4py import MPI
+
+from kda_engine.errors import InputError
+
+from .exchange import Exchange, ExchangeTimeout
+from .exit_codes import INTERNAL, STOPPED, USAGE
+
+# How long a stopping rank waits for the others before it ends the job on its own.
+STOP_SECONDS = 3.0
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """A signal asked the job to stop."""
+
+
+class AgreedError(InputError):
+    """An InputError that every rank raises at the same place."""
+
+
+class Session:
+    """Use as a context manager around a job; `code` is the exit code after it.
+
+    An InputError of one rank should be made everybody's by `together`: the job then ends in order, code 2 everywhere.
+    Whatever else one rank raises ends the job on all ranks at once: code 70, 2 for an InputError, 75 after a signal or
+    a time limit.
+    """
+
+    def __init__(self, timeout=600.0):
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.control = self.comm.Dup()
+        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.exchange = Exchange(self.comm, self.poll, timeout)
+        self.code = 0
+        self.on_poll = lambda: None
+        self._signal = None
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if error is None or isinstance(error, SystemExit):
+            return False
+        if isinstance(error, AgreedError):
+            self.say(f"error: {error}")
+            self.code = USAGE
+            return True
+        if isinstance(error, InputError):
+            print(f"kda-engine: rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
+            self._end(USAGE)
+        if isinstance(error, (Stopped, ExchangeTimeout)):
+            print(f"kda-engine: rank {self.rank}: {error}", file=sys.stderr, flush=True)
+            self._meet()
+            self._end(STOPPED)
+        print(f"kda-engine: rank {self.rank} on {socket.gethostname()} failed:", file=sys.stderr)
+        traceback.print_exception(kind, error, trace)
+        sys.stderr.flush()
+        self._end(INTERNAL)
+
+    def poll(self):
+        """Keeps transfers moving; raises Stopped once a signal has come."""
+        self.exchange.progress()
+        self.on_poll()
+        if self._signal is not None:
+            raise Stopped(f"stopped by {signal.Signals(self._signal).name}")
+
+    def say(self, text):
+        """A line on rank 0's standard error."""
+        if self.rank == 0:
+            print(f"kda-engine: {text}", file=sys.stderr, flush=True)
+
+    def together(self, work):
+        """work() on every rank; if any rank raises InputError, all raise the first such rank's as AgreedError."""
+        problem, result = None, None
+        try:
+            result = work()
+        except InputError as error:
+            problem = str(error)
+        problems = [text for text in self.exchange.collect(problem, "agreeing on the input") if text is not None]
+        if problems:
+            raise AgreedError(problems[0])
+        return result
+
+    def root(self, work):
+        """work() on rank 0 only, its result or its InputError on all ranks."""
+        result = self.together(work if self.rank == 0 else lambda: None)
+        return self.exchange.collect(result, "sharing what rank 0 found")[0]
+
+    def threads(self):
+        """Threads for this rank: the cores it may run on, shared with the ranks of its node that may run there too."""
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        if given.isdigit() and int(given) > 0:
+            return int(given)
+        mine = os.sched_getaffinity(0)
+        sharing = sum(bool(mine & other) for other in self.node.allgather(mine))
+        return max(1, len(mine) // sharing)
+
+    def _note(self, number, frame):
+        self._signal = number
+
+    def _meet(self):
+        """Give the other ranks the time to notice the signal too, so that all can clean up behind themselves."""
+        request, deadline = self.control.Ibarrier(), time.monotonic() + STOP_SECONDS
+        while not request.Test() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _end(self, code):
+        sys.stdout.flush()
+        if self.size == 1:
+            # Without a launcher the process's own exit code is the job's.
+            os._exit(code)
+        self.comm.Abort(code)
