@@ -4,7 +4,8 @@
 //
 // In:  chains [chains] (one row a cut sequence); transitions [slot,HV,128,128] float32, row-major [out, in].
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
-//      S_r; afterwards slot first + r holds state_r. Slots of different chains are disjoint.
+//      S_r; afterwards slot first + r holds state_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
+//      (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and M_r is not read.
 // Grid: (value blocks of kColumns, HV * chains), 256 threads, kSharedBytes of dynamic shared memory. A block reads and
 // writes only its own columns; M_(r+1) is copied while M_r is applied.
 #include "common/types.cuh"
@@ -38,7 +39,7 @@ __device__ void copy_matrix(float* shared, const float* global) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    fold_states(const Chain* chains, const float* transitions, float* carried, int heads) {
+    fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int heads) {
     extern __shared__ __align__(16) float shared[];
     float* state = shared + 2 * kMatrix;
     const int head = blockIdx.y % heads;
@@ -50,19 +51,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const float* matrix = transitions + offset + slot_size;
     float* own = carried + offset + row * kSize + blockIdx.x * kColumns + column;
 
-    copy_matrix(shared, matrix);
+    // Uniform in the block.
+    const auto certified = [&](int link) {
+        return warmup_chunks != nullptr &&
+               warmup_chunks[static_cast<i64>(chain.first_slot + 1 + link) * heads + head] >= 0;
+    };
+
+    if (!certified(0)) copy_matrix(shared, matrix);
     *reinterpret_cast<float4*>(state + row * kColumns + column) = *reinterpret_cast<const float4*>(own);
     for (int link = 0; link < chain.links; ++link) {
         own += slot_size;
         float4 sum = *reinterpret_cast<const float4*>(own);
-        if (link + 1 < chain.links) {
-            matrix += slot_size;
+        matrix += slot_size;
+        if (link + 1 < chain.links && !certified(link + 1)) {
             copy_matrix(shared + ((link + 1) & 1) * kMatrix, matrix);
             cp_async_wait<1>();
         } else {
             cp_async_wait<0>();
         }
         __syncthreads();
+        if (certified(link)) {
+            *reinterpret_cast<float4*>(state + row * kColumns + column) = sum;
+            continue;
+        }
         const float* factors = shared + (link & 1) * kMatrix + row * kStride;
 #pragma unroll 8
         for (int k = 0; k < kSize; k += 4) {

@@ -12,7 +12,8 @@
 //
 // In:  q, k [T,H,128], v [T,HV,128], g [T,HV,128], beta [T,HV] of one 16-bit type, contiguous, 16-byte aligned;
 //      A_log [HV], dt_bias [HV,128] float32 or null; initial_state [N,HV,128,128] float32 or null (zeros), its strides
-//      along K and V (in elements) state_stride_k and state_stride_v, 16384 a head; pieces (varlen/work_item.cuh).
+//      along K and V (in elements) state_stride_k and state_stride_v, 16384 a head; pieces and, null or not, warmup_chunks
+//      (varlen/work_item.cuh).
 // Out: out [T,HV,128] of the inputs' type, final_state float32 like initial_state, carried and transitions
 //      [slot,HV,128,128] float32 ([K,V] and [out,in] order). Every element of a piece is written, nothing else.
 // Grid: at most one block a multiprocessor, items dealt in turns: 384 threads, Shared::kBytes of dynamic shared memory.
@@ -20,12 +21,12 @@
 // Warps 0 to 3 carry the state (columns of kOwn x 16 a warp, transposed: value columns are rows of the accumulators).
 // Warps 4 to 11 prepare: chunk c belongs to preparation warp c % 8 and to slot c % kSlots of a ring. In a slot the raw
 // q, k, g become Q+, K+, Kr in place (a warp owns its chunk's rows); v is overwritten by the outputs on their way out.
-// Barriers of a slot: loaded (copies of all 32 lanes have landed), prepared (one arrival), released (one arrival of
-// each carrying warp, the slot may be loaded again). A warp that starts on chunk c issues the copies of chunk c + 4.
+// Barriers of a slot, at which every lane concerned arrives: loaded (its copies have landed), prepared, released (the
+// carrying warps are done, the slot may be loaded again). A warp that starts on chunk c issues the copies of chunk
+// c + 4.
 #include "common/gate.cuh"
 #include "ptx/approximate.cuh"
 #include "ptx/cp_async_zfill.cuh"
-#include "ptx/ex2.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_tf32.cuh"
@@ -121,20 +122,29 @@ struct Inputs {
     float lower_bound;
 };
 
-// Issues the copies of one 16-row tile; rows from `length` on become zeros.
+// Issues the copies of one 16-row tile, row by row behind each other; rows from `length` on become zeros (their
+// addresses are then not read).
 template <int kTileColumns>
-__device__ void copy_tile(u32 tile, const Element* first, int row_elements, int length, int lane) {
-    constexpr int kPieces = kTileColumns / 8;
-    constexpr int kRows = 32 / kPieces;
-    const int piece = lane % kPieces;
-#pragma unroll
-    for (int i = 0; i < 16 / kRows; ++i) {
+struct TileCopy {
+    static constexpr int kPieces = kTileColumns / 8;
+    static constexpr int kRows = 32 / kPieces;
+    static constexpr int kRounds = 16 / kRows;
+
+    u32 tile;
+    const Element* from;
+    i64 stride;
+
+    __device__ TileCopy(u32 tile, const Element* first, int row_elements, int lane)
+        : tile(tile),
+          from(first + static_cast<i64>(lane / kPieces) * row_elements + 8 * (lane % kPieces)),
+          stride(static_cast<i64>(kRows) * row_elements) {}
+
+    __device__ void round(int i, int length, int lane) {
         const int row = i * kRows + lane / kPieces;
-        const bool wanted = row < length;
-        const Element* from = first + (wanted ? static_cast<i64>(row) * row_elements : 0) + piece * 8;
-        cp_async_or_zero(tile + SwizzledTile<kTileColumns>::piece(row, piece), from, wanted);
+        cp_async_or_zero(tile + SwizzledTile<kTileColumns>::piece(row, lane % kPieces), from, row < length);
+        from += stride;
     }
-}
+};
 
 __device__ void load_chunk(const Inputs& in, const Cursor& cursor, u32 slot, u32 loaded, int lane) {
     const i64 token = cursor.token();
@@ -142,14 +152,20 @@ __device__ void load_chunk(const Inputs& in, const Cursor& cursor, u32 slot, u32
     const int key_head = cursor.head / (in.heads / in.key_heads);
     const i64 key_offset = (token * in.key_heads + key_head) * kSize;
     const i64 value_offset = (token * in.heads + cursor.head) * kSize;
-    copy_tile<kSize>(slot + Slot::kKey, in.k + key_offset, in.key_heads * kSize, length, lane);
-    copy_tile<kSize>(slot + Slot::kGate, in.g + value_offset, in.heads * kSize, length, lane);
-    if constexpr (kOutputs) {
-        copy_tile<kSize>(slot + Slot::kQuery, in.q + key_offset, in.key_heads * kSize, length, lane);
+    TileCopy<kSize> k(slot + Slot::kKey, in.k + key_offset, in.key_heads * kSize, lane);
+    TileCopy<kSize> g(slot + Slot::kGate, in.g + value_offset, in.heads * kSize, lane);
+    TileCopy<kSize> q(slot + Slot::kQuery, in.q + key_offset, in.key_heads * kSize, lane);
+#pragma unroll
+    for (int i = 0; i < TileCopy<kSize>::kRounds; ++i) {
+        k.round(i, length, lane);
+        g.round(i, length, lane);
+        if constexpr (kOutputs) q.round(i, length, lane);
     }
     if (cursor.piece.carried == Carried::kState) {
-        copy_tile<kColumns>(slot + Slot::kValue, in.v + value_offset + cursor.split * kColumns, in.heads * kSize,
-                            length, lane);
+        TileCopy<kColumns> v(slot + Slot::kValue, in.v + value_offset + cursor.split * kColumns, in.heads * kSize,
+                             lane);
+#pragma unroll
+        for (int i = 0; i < TileCopy<kColumns>::kRounds; ++i) v.round(i, length, lane);
     }
     mbarrier_arrive_after_copies(loaded);
 }
@@ -174,7 +190,7 @@ __device__ float2 log2_norms(u32 tile, int lane) {
 
 __device__ float activated_beta(float beta) {
     if constexpr (kBetaForm == BetaForm::kValue) return beta;
-    const float s = rcp(1.0f + ex2(-kLog2E * beta));
+    const float s = rcp(1.0f + ex2_flushed(-kLog2E * beta));
     return kBetaForm == BetaForm::kLogit ? s : 2.0f * s;
 }
 
@@ -182,8 +198,8 @@ __device__ float activated_beta(float beta) {
 __device__ u32 scaled_sigmoids(u32 raw, float rate, float bias) {
     const float2 g = Pair::unpack(raw);
     constexpr float kUnit = 1.0f / kGateScale;
-    const float x = rcp(fmaf(ex2(fmaf(g.x, rate, bias)), kUnit, kUnit));
-    const float y = rcp(fmaf(ex2(fmaf(g.y, rate, bias)), kUnit, kUnit));
+    const float x = rcp(fmaf(ex2_flushed(fmaf(g.x, rate, bias)), kUnit, kUnit));
+    const float y = rcp(fmaf(ex2_flushed(fmaf(g.y, rate, bias)), kUnit, kUnit));
     return pack_f16(x, y);
 }
 
@@ -200,7 +216,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
     const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
 
     // Q+ leaves with q's own norm though its exponential carries k's.
-    const float2 query_ratio = make_float2(ex2(query_norm.x - key_norm.x), ex2(query_norm.y - key_norm.y));
+    const float2 query_ratio = make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
 
     float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
 #pragma unroll kPrepareUnroll
@@ -219,18 +235,18 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
             float sums[4] = {}, totals[4] = {};
             mma_f16(sums, running, early, late);
             mma_f16(totals, all, early, late);
-            decays[2 * group] = ex2(unit * totals[0]);
-            decays[2 * group + 1] = ex2(unit * totals[1]);
+            decays[2 * group] = ex2_flushed(unit * totals[0]);
+            decays[2 * group + 1] = ex2_flushed(unit * totals[1]);
 
             // Column pair 2t, 2t + 1 of rows g (half 0) and g + 8 (half 1).
             float key_in[4], key_back[4], query_in[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float norm = half == 0 ? key_norm.x : key_norm.y;
-                const float grow_x = ex2(fmaf(-unit, sums[2 * half], norm));
-                const float grow_y = ex2(fmaf(-unit, sums[2 * half + 1], norm));
-                const float fall_x = ex2(fmaf(unit, sums[2 * half], norm));
-                const float fall_y = ex2(fmaf(unit, sums[2 * half + 1], norm));
+                const float grow_x = ex2_flushed(fmaf(-unit, sums[2 * half], norm));
+                const float grow_y = ex2_flushed(fmaf(-unit, sums[2 * half + 1], norm));
+                const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], norm));
+                const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], norm));
                 const float2 key = Pair::unpack(keys[2 * group + half]);
                 key_in[2 * half] = key.x * fall_x;
                 key_in[2 * half + 1] = key.y * fall_y;
@@ -361,8 +377,7 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
         load_next();
         prepare_chunk(slot_memory, slot, lower, bias, rate, unit, token < length ? activated_beta(raw_beta) : 0.0f,
                       key_norm, query_norm, lane);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(prepared_barrier(shared, place.slot));
+        mbarrier_arrive(prepared_barrier(shared, place.slot));
         cursor.advance(work, kPrepareWarps);
         place.advance(kPrepareWarps);
     }
@@ -564,8 +579,7 @@ __device__ void carry(unsigned char* memory, u32 shared, const Work& work, const
                 store_outputs(slot_memory, out + (cursor.token() * work.heads + cursor.head) * kSize + first_column,
                               work.heads * kSize, cursor.length(), warp, lane);
             }
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(released_barrier(shared, place.slot));
+            mbarrier_arrive(released_barrier(shared, place.slot));
             place.advance(1);
         }
         state.end(cursor, states, work.heads, first_column, lane);
@@ -580,18 +594,18 @@ __device__ void carry(unsigned char* memory, u32 shared, const Work& work, const
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_chain(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
                const float* A_log, const float* dt_bias, const float* initial_state, float* final_state,
-               float* carried, float* transitions, Element* out, const Piece* pieces, int items, int key_heads,
-               int heads, float lower_bound, float scale, i64 state_stride_k, i64 state_stride_v) {
+               float* carried, float* transitions, Element* out, const Piece* pieces, const int* warmup_chunks, int items,
+               int key_heads, int heads, float lower_bound, float scale, i64 state_stride_k, i64 state_stride_v) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
     if (threadIdx.x < kSlots) {
         mbarrier_init(loaded_barrier(shared, threadIdx.x), 32);
-        mbarrier_init(prepared_barrier(shared, threadIdx.x), 1);
-        mbarrier_init(released_barrier(shared, threadIdx.x), kCarryWarps);
+        mbarrier_init(prepared_barrier(shared, threadIdx.x), 32);
+        mbarrier_init(released_barrier(shared, threadIdx.x), 32 * kCarryWarps);
     }
     __syncthreads();
 
-    const Work work = {pieces, items, heads, kSize / kColumns};
+    const Work work = {pieces, warmup_chunks, items, heads, kSize / kColumns};
     if (threadIdx.x < 32 * kCarryWarps) {
         take_registers<kCarryRegisters>();
         const States states = {initial_state, final_state, carried, transitions, state_stride_k, state_stride_v};

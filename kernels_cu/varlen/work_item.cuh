@@ -23,9 +23,12 @@ struct alignas(16) Piece {
 };
 static_assert(sizeof(Piece) == 32);
 
-// All items of a launch; the head is the fastest but for the column block, pieces the slowest.
+// All items of a launch; the head is the fastest but for the column block, pieces the slowest. warmup_chunks [slot,HV]
+// (kernels/certify_cuts.cu) or null: a piece that ends in a slot and head with a certified warm-up runs from zero over
+// those last chunks only, and its transition is not needed.
 struct Work {
     const Piece* pieces;
+    const int* warmup_chunks;
     int items;
     int heads;
     int splits;
@@ -49,6 +52,21 @@ struct Cursor {
         head = static_cast<int>(lane_of_work - row * work.heads);
         piece = work.pieces[row];
         chunks = (piece.tokens + kChunk - 1) / kChunk;
+        if (work.warmup_chunks != nullptr && piece.state_out >= 0) shorten(work);
+    }
+
+    __device__ void shorten(const Work& work) {
+        const int wanted = work.warmup_chunks[static_cast<i64>(piece.state_out) * work.heads + head];
+        if (wanted < 0) return;
+        if (piece.carried == Carried::kTransition) {
+            chunks = 0;
+            piece.state_out = kNowhere;
+        } else if (wanted < chunks) {
+            piece.first_token += static_cast<i64>(chunks - wanted) * kChunk;
+            piece.tokens -= (chunks - wanted) * kChunk;
+            piece.state_in = kNowhere;
+            chunks = wanted;
+        }
     }
 
     // Goes on by some chunks, over the block's later items where its own has too few left; done at the end of all.

@@ -1,0 +1,94 @@
+// How many chunks before a cut determine the state there, by a bound that is a proof.
+//
+//   One token's map has spectral norm at most max_d e^(l_d) when k is normalised and 0 <= beta <= 2, so a run of tokens
+//   changes a state by at most e^sum, sum = sum over its tokens of max_d l_d. Scanning back from the cut, the first
+//   chunk at which sum <= log_tolerance ends the warm-up: run from zero over those chunks, the state at the cut is
+//   wrong by at most e^sum times the norm of the state dropped.
+//
+// `lower_bound` gate: l = lower_bound sigma(exp(A_log) (g + dt_bias)), so the largest l of a token is the one of its
+// smallest g + dt_bias.
+//
+// In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
+// Out: warmup_chunks [slot,HV]: chunks before the cut to run from zero, or -1: not within `chunks`, use the transition.
+//      bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
+// Grid: (HV, slots), 512 threads. A round covers one chunk a warp, the warps going back from the cut.
+#include "common/gate.cuh"
+#include "common/shape.cuh"
+#include "ptx/approximate.cuh"
+#include "tile/half_pair.cuh"
+
+namespace {
+
+using Pair = HalfPair<Element>;
+
+constexpr int kSize = 128;
+constexpr int kWarps = 16;
+constexpr u32 kAllLanes = 0xffffffffu;
+static_assert(kChunk == 16, "two lanes a token");
+
+// One row of the cut table, written by the host: 16 bytes.
+struct Cut {
+    i64 token;   // first token behind the cut
+    int chunks;  // whole chunks before the cut that may be scanned
+    int unused;
+};
+static_assert(sizeof(Cut) == 16);
+
+// Sum over the chunk's tokens of their largest log decay; first is the chunk's first gate of the head.
+__device__ float chunk_bound(const Element* first, int row_elements, const float* bias, float rate, float lower_bound,
+                             int lane) {
+    const Element* from = first + static_cast<i64>(lane / 2) * row_elements + 64 * (lane % 2);
+    const float* own_bias = bias + 64 * (lane % 2);
+    float least = INFINITY;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint4 raw = reinterpret_cast<const uint4*>(from)[i];
+        const u32 pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 g = Pair::unpack(pairs[j]);
+            least = fminf(least, fminf(g.x + own_bias[8 * i + 2 * j], g.y + own_bias[8 * i + 2 * j + 1]));
+        }
+    }
+    least = fminf(least, __shfl_xor_sync(kAllLanes, least, 1));
+    float sum = lower_bound * rcp(1.0f + ex2_flushed(-kLog2E * rate * least));
+#pragma unroll
+    for (int distance = 2; distance < 32; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    return sum;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps)
+    certify_cuts(const Element* g, const float* A_log, const float* dt_bias, const Cut* cuts, int* warmup_chunks,
+                 float* bounds, float lower_bound, float log_tolerance) {
+    __shared__ float bias[kSize];
+    __shared__ float sums[kWarps];
+    const int heads = gridDim.x, head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Cut cut = cuts[blockIdx.y];
+    if (threadIdx.x < kSize) {
+        bias[threadIdx.x] = dt_bias != nullptr ? dt_bias[static_cast<i64>(head) * kSize + threadIdx.x] : 0.0f;
+    }
+    const float rate = A_log != nullptr ? expf(A_log[head]) : 1.0f;
+    float reached = 0.0f;
+    int found = -1;
+    for (int behind = 0; behind < cut.chunks && found < 0; behind += kWarps) {
+        __syncthreads();
+        const int back = behind + warp + 1;
+        if (back <= cut.chunks) {
+            const i64 row = (cut.token - static_cast<i64>(back) * kChunk) * heads + head;
+            const float sum = chunk_bound(g + row * kSize, heads * kSize, bias, rate, lower_bound, lane);
+            if (lane == 0) sums[warp] = sum;
+        }
+        __syncthreads();
+        for (int i = 0; i < kWarps && behind + i < cut.chunks && found < 0; ++i) {
+            reached += sums[i];
+            if (reached <= log_tolerance) found = behind + i + 1;
+        }
+    }
+    if (threadIdx.x == 0) {
+        const i64 at = static_cast<i64>(blockIdx.y) * heads + head;
+        warmup_chunks[at] = found;
+        bounds[at] = reached;
+    }
+}
