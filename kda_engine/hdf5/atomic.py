@@ -1,0 +1,175 @@
+"""A file that appears under its name complete or not at all, also when the disk fills."""
+
+import os
+import secrets
+from contextlib import contextmanager
+
+import h5py
+
+from ..errors import InputError
+from . import types
+from .schema import FORMAT, FORMAT_VERSION
+
+
+class AtomicFile:
+    """An HDF5 file in the making: `.NAME.tmp-<id>` beside its final place.
+
+    root: the open h5py.File. Call `commit` to put it in place; leaving the context without it removes everything.
+    Raises InputError when `path` exists and not `force`, or its folder does not; OSError when the disk does.
+    """
+
+    def __init__(self, path, kind, force=False):
+        self.path, self.force = os.path.abspath(path), force
+        self._refuse_existing()
+        folder, name = os.path.split(self.path)
+        if not os.path.isdir(folder):
+            raise InputError(f"{path}: expected an existing folder, got {folder}")
+        self.temporary = os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")
+        self._sink = _Sink(self.temporary)
+        self._open, self.root = True, None
+        try:
+            # Room for a few chunks, so that slabs that share a chunk do not write it twice.
+            # The format of 1.10 and later keeps checksums of its own structures, the older one does not.
+            self.root = h5py.File(self._sink, "w", libver=("v110", "v110"), rdcc_nbytes=16 << 20)
+            types.put_text(self.root.attrs, "format", FORMAT)
+            types.put_text(self.root.attrs, "kind", kind)
+            self.root.attrs["format_version"] = FORMAT_VERSION
+        except BaseException:
+            self.abandon()
+            raise
+
+    @contextmanager
+    def writing(self):
+        """Raises the OSError that a write inside met on disk, and leaves nothing behind."""
+        try:
+            yield
+        except Exception:
+            # After a failed write HDF5 may stumble over its own consequences; the cause is what counts.
+            self._raise_failed_write()
+            raise
+        self._raise_failed_write()
+
+    def flush(self):
+        """Hand everything so far to the operating system. Raises OSError when the disk is full."""
+        with self.writing():
+            self.root.flush()
+
+    def commit(self):
+        """Close, make durable, put in place. Raises OSError (then nothing is left) or InputError (name taken)."""
+        try:
+            with self.writing():
+                self.root.close()
+            os.fsync(self._sink.descriptor)
+            self._refuse_existing()
+            os.replace(self.temporary, self.path)
+        except BaseException:
+            self.abandon()
+            raise
+        self._open = False
+        self._sink.close()
+        sync_folder(os.path.dirname(self.path))
+
+    def abandon(self):
+        """Remove the temporary file; harmless after `commit` or a first call."""
+        if not self._open:
+            return
+        self._open = False
+        self._sink.discard()
+        try:
+            if self.root is not None:
+                self.root.close()
+        finally:
+            self._sink.close()
+            os.unlink(self.temporary)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.abandon()
+
+    def _raise_failed_write(self):
+        if self._sink.error is not None:
+            self.abandon()
+            raise self._sink.error
+
+    def _refuse_existing(self):
+        if not self.force and os.path.lexists(self.path):
+            raise InputError(f"{self.path}: expected a name not taken yet, got an existing file (--force replaces it)")
+
+
+def sync_folder(folder):
+    """Make the folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Sink:
+    """The file object HDF5 writes to. It keeps the first error and tells HDF5 that all is well.
+
+    HDF5 does not survive a failed write: it tries again at close and at interpreter exit and may crash there.
+    """
+
+    def __init__(self, path):
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.error = None
+        self._discarding = False
+        self._position = 0
+
+    def seek(self, offset, whence=os.SEEK_SET):
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self.descriptor).st_size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self):
+        return self._position
+
+    def read(self, size):
+        raise NotImplementedError("HDF5 reads through readinto")
+
+    def readinto(self, buffer):
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view) and (count := os.preadv(self.descriptor, [view[done:]], self._position + done)):
+            done += count
+        # Bytes that a failed write never brought to disk read as zeros, for the same reason as in `_attempt`.
+        view[done:] = bytes(len(view) - done)
+        self._position += len(view)
+        return len(view)
+
+    def write(self, data):
+        view = memoryview(data).cast("B")
+        self._attempt(self._write_all, view)
+        self._position += len(view)
+        return len(view)
+
+    def truncate(self, size):
+        self._attempt(os.ftruncate, self.descriptor, size)
+        return size
+
+    def flush(self):
+        pass
+
+    def discard(self):
+        """Write nothing from now on."""
+        self._discarding = True
+
+    def close(self):
+        os.close(self.descriptor)
+
+    def _write_all(self, view):
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self.descriptor, view[done:], self._position + done)
+
+    def _attempt(self, action, *arguments):
+        """Do it unless something failed before; a failure is kept, and HDF5 goes on none the wiser."""
+        if self._discarding or self.error is not None:
+            return
+        try:
+            action(*arguments)
+        except OSError as error:
+            self.error = error

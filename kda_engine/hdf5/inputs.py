@@ -1,0 +1,185 @@
+"""Input files: a strict reader that hands out rows, and the writer."""
+
+import os
+
+import numpy as np
+
+from ..arrays import FLOAT_TYPES
+from ..cases import Convolution
+from ..errors import InputError
+from ..options import Options
+from . import schema, types
+from .atomic import AtomicFile
+from .opening import digest, open_file, reading
+
+__all__ = ["InputFile", "digest", "write_input"]
+
+_KNOWN = (*schema.PER_TOKEN, *schema.PARAMETERS, *schema.STATES, "cu_seqlens")
+_KNOWN_CONV = tuple(f"{x}_{part}" for x in schema.CONV_CHANNELS for part in ("weight", "bias"))
+
+
+class InputFile:
+    """An input or golden file, open for reading; everything but the values is checked on opening.
+
+    options: `Options` of the operator. T, H, HV, K, V, N: sizes. cu_seqlens: NumPy int64 [N+1].
+    dtypes: NumPy type of each float dataset by name ("q", ..., "conv/q_weight"). conv: `cases.Convolution` or None.
+    path: as given. Context manager. Raises InputError naming the file, the dataset, what was expected and what came;
+    the reading methods too (a failed checksum, a file cut short).
+    """
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+        self._file = open_file(self.path, ("input", "golden"))
+        try:
+            with reading(self.path, "/inputs"):
+                self._datasets = self._find_datasets()
+                self.options = self._read_options()
+                self._check()
+                self.conv = self._read_conv()
+        except BaseException:
+            self.close()
+            raise
+
+    def has(self, name):
+        """Whether the file holds /inputs/NAME, or for "conv" the convolution."""
+        return self.conv is not None if name == "conv" else name in self._datasets
+
+    def read(self, name, start, stop):
+        """Rows [start, stop) of a per-token dataset (shapes in schema.PER_TOKEN), contiguous, in its own type."""
+        return self._read(name, start, stop)
+
+    def read_whole(self, name):
+        """A dataset in full, in its own type: A_log [HV], dt_bias [HV,K], states, or any other."""
+        return self._read(name, 0, self._datasets[name].shape[0])
+
+    def read_states(self, name, first, last):
+        """States of the sequences [first, last) as stored: [n,HV,K,V], or [n,HV,V,K] under state_layout "VK"."""
+        return self._read(name, first, last)
+
+    def bytes_per_token(self):
+        """Stored bytes of one token over all per-token datasets."""
+        return sum(self.dtypes[name].itemsize * int(np.prod(self._datasets[name].shape[1:]))
+                   for name in schema.PER_TOKEN if name in self._datasets)
+
+    def close(self):
+        self._file.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _where(self, name):
+        return f"{self.path}: /inputs/{name}"
+
+    def _read(self, name, start, stop):
+        with reading(self.path, f"/inputs/{name}"):
+            return types.read_rows(self._datasets[name], self.dtypes[name], start, stop)
+
+    def _find_datasets(self):
+        if "inputs" not in self._file:
+            raise InputError(f"{self.path}: /inputs: expected a group, got nothing")
+        inputs = self._file["inputs"]
+        if not hasattr(inputs, "keys"):
+            raise InputError(f"{self.path}: /inputs: expected a group, got a dataset")
+        found = {}
+        for prefix, group, known in (("", inputs, _KNOWN), ("conv/", inputs.get("conv", {}), _KNOWN_CONV)):
+            for name in group:
+                item = group[name]
+                if prefix + name == "conv":
+                    continue
+                # A misspelt optional dataset would otherwise be left out without a word.
+                if name not in known:
+                    raise InputError(f"{self._where(prefix + name)}: expected only {', '.join(known)}, got another name")
+                if not hasattr(item, "shape"):
+                    raise InputError(f"{self._where(prefix + name)}: expected a dataset, got a group")
+                found[prefix + name] = item
+        return found
+
+    def _read_options(self):
+        given = {}
+        for name, value in self._file["inputs"].attrs.items():
+            if name not in schema.OPERATOR_OPTIONS:
+                raise InputError(f"{self.path}: attribute {name} of /inputs: expected only "
+                                 f"{', '.join(schema.OPERATOR_OPTIONS)}, got another name")
+            text = types.get_text(self._file["inputs"].attrs, name)
+            given[name] = text if text is not None else value.item() if isinstance(value, np.generic) else value
+        try:
+            return Options(**given)
+        except InputError as error:
+            raise InputError(f"{self.path}: attribute of /inputs: {error}") from None
+
+    def _check(self):
+        floats = {name: x for name, x in self._datasets.items() if name != "cu_seqlens"}
+        self.dtypes = {name: types.float_dtype(x) for name, x in floats.items()}
+        cu_seqlens = self._datasets["cu_seqlens"][()] if "cu_seqlens" in self._datasets else None
+        sizes = schema.check_inputs(self._where, {name: x.shape for name, x in floats.items()}, self.dtypes,
+                                    cu_seqlens, self.options)
+        self.T, self.H, self.HV, self.K, self.V, self.N = (sizes.T, sizes.H, sizes.HV, sizes.K, sizes.V, sizes.N)
+        self.cu_seqlens = sizes.cu_seqlens
+
+    def _read_conv(self):
+        if not any(name.startswith("conv/") for name in self._datasets):
+            return None
+        attributes = self._file["inputs/conv"].attrs
+        activation = types.get_text(attributes, "activation") if "activation" in attributes else "silu"
+        if activation not in schema.CONV_ACTIVATIONS:
+            raise InputError(f"{self.path}: attribute activation of /inputs/conv: expected "
+                             f"{' or '.join(schema.CONV_ACTIVATIONS)}, got {activation!r}")
+        part = lambda part: {x: self.read_whole(f"conv/{x}_{part}") for x in schema.CONV_CHANNELS
+                             if f"conv/{x}_{part}" in self._datasets}
+        return Convolution(schema.CONV_ACTIVATIONS[activation], part("weight"), part("bias"))
+
+
+def write_input(path, *, q, k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, initial_state=None, d_out=None,
+                d_final_state=None, conv=None, options=Options(), force=False):
+    """Write an input file; nothing appears under `path` unless it is complete.
+
+    NumPy arrays, packed: q, k [T,H,K]; v, d_out [T,HV,V]; g [T,HV,K]; beta [T,HV]; A_log [HV]; dt_bias [HV,K];
+    cu_seqlens [N+1] integers; initial_state, d_final_state [N,HV,K,V] ([N,HV,V,K] under state_layout "VK");
+    conv: `cases.Convolution`. force: replace an existing file.
+    Raises InputError for what the reader would refuse, and OSError.
+    """
+    arrays = dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state,
+                  d_out=d_out, d_final_state=d_final_state)
+    inputs = CheckedInputs(os.fspath(path), arrays, cu_seqlens, conv, options)
+    with AtomicFile(path, "input", force) as file:
+        with file.writing():
+            inputs.put(file.root)
+        file.commit()
+
+
+class CheckedInputs:
+    """The arrays of one input, found fit for a file (else InputError); `put` writes the group /inputs.
+
+    arrays: by dataset name, None where absent; the rest as in `write_input`. path: for messages.
+    """
+
+    def __init__(self, path, arrays, cu_seqlens, conv, options):
+        self.arrays = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
+        if conv is not None:
+            for part, of in (("weight", conv.weights), ("bias", conv.biases)):
+                self.arrays |= {f"conv/{x}_{part}": np.asarray(values) for x, values in of.items()}
+        self.activation = None if conv is None else conv.activation or "none"
+        self.options, self.has_cu_seqlens = options, cu_seqlens is not None
+        self.sizes = schema.check_inputs(
+            lambda name: f"{path}: /inputs/{name}", {name: x.shape for name, x in self.arrays.items()},
+            {name: x.dtype if x.dtype in FLOAT_TYPES else None for name, x in self.arrays.items()}, cu_seqlens, options)
+
+    def put(self, root, compress=False):
+        """Write the group /inputs of an open h5py.File."""
+        group = root.create_group("inputs")
+        for name in schema.OPERATOR_OPTIONS:
+            value = getattr(self.options, name)
+            if isinstance(value, str):
+                types.put_text(group.attrs, name, value)
+            elif value is not None:
+                group.attrs[name] = value
+        for name, x in self.arrays.items():
+            types.write_rows(types.create(group, name, x.shape, x.dtype, compress), 0, x)
+        if self.has_cu_seqlens:
+            bounds = self.sizes.cu_seqlens
+            types.create(group, "cu_seqlens", bounds.shape, bounds.dtype)[...] = bounds
+        if self.activation is not None:
+            types.put_text(group["conv"].attrs, "activation", self.activation)

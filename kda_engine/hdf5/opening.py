@@ -1,0 +1,83 @@
+"""Opening a file for strict reading: everything that can be wrong with it becomes an InputError that names it."""
+
+import hashlib
+import os
+from contextlib import contextmanager
+
+import h5py
+
+from ..errors import InputError
+from . import types
+from .schema import FORMAT, FORMAT_VERSION
+
+_DIGEST_SLAB = 8 << 20
+
+
+def digest(path):
+    """The file's SHA-256 as hexadecimal text; reads it slab by slab."""
+    sha = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while slab := file.read(_DIGEST_SLAB):
+                sha.update(slab)
+    except OSError as error:
+        raise InputError(f"{path}: expected a readable file, got: {error.strerror}") from None
+    return sha.hexdigest()
+
+
+@contextmanager
+def reading(path, name):
+    """Turns what h5py raises inside (corrupt metadata, a failed checksum) into an InputError naming file and dataset."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        # The checksum and the compression are HDF5's only filters here.
+        what = "data that match their checksum, got a mismatch" if "filter" in str(error) else \
+            f"readable data, got: {str(error) or type(error).__name__}"
+        raise InputError(f"{path}: {name}: expected {what}") from error
+
+
+def open_file(path, kinds):
+    """The open h5py.File of one of `kinds`, format and version checked. Raises InputError."""
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: expected an HDF5 file, got {'a folder' if os.path.isdir(path) else 'nothing'}")
+    try:
+        # Parallel file systems without locks are common, and nothing here is written in place.
+        file = h5py.File(path, "r", locking="best-effort")
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path}: expected an HDF5 file, got {_what_it_is(path, error)}") from None
+    try:
+        with reading(path, "root attributes"):
+            _check_root(path, file.attrs, kinds)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_root(path, attributes, kinds):
+    if (found := types.get_text(attributes, "format")) != FORMAT:
+        raise InputError(f"{path}: attribute format: expected {FORMAT!r}, got {found!r}")
+    version = attributes.get("format_version")
+    if version != FORMAT_VERSION:
+        raise InputError(f"{path}: attribute format_version: expected {FORMAT_VERSION}, got {version}")
+    if (found := types.get_text(attributes, "kind")) not in kinds:
+        raise InputError(f"{path}: attribute kind: expected {' or '.join(kinds)}, got {found!r}")
+
+
+def _what_it_is(path, error):
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64)
+    except OSError as unreadable:
+        return f"a file that cannot be read ({unreadable.strerror})"
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer (run `git lfs pull`)"
+    if "truncated" in str(error):
+        return f"a truncated one ({error})"
+    if not head.startswith(b"\x89HDF"):
+        return "something else" if head else "an empty file"
+    return f"a damaged one ({error})"

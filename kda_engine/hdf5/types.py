@@ -1,0 +1,139 @@
+"""Floating-point datasets as raw bits: HDF5 never converts, because its conversions to bfloat16 are wrong.
+
+HDF5 1.14 drops the mantissa carry when it narrows to bfloat16 and 2.0 rounds ties wrongly. So values go in and out in
+the dataset's own type, and only NumPy casts. bfloat16 is HDF5's 16-bit float with 8 exponent bits (2.0's own bfloat16).
+"""
+
+import json
+
+import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s, h5t
+
+from ..arrays import BFLOAT16, FLOAT_TYPES
+
+# Large enough to stream well, small enough that a slab of a few rows does not read much beside itself.
+CHUNK_BYTES = 4 << 20
+
+# (sign position, exponent position, exponent bits, mantissa position, mantissa bits), exponent bias.
+_FIELDS = {
+    BFLOAT16: ((15, 7, 8, 0, 7), 127),
+    np.dtype("f2"): ((15, 10, 5, 0, 10), 15),
+    np.dtype("f4"): ((31, 23, 8, 0, 23), 127),
+    np.dtype("f8"): ((63, 52, 11, 0, 52), 1023),
+}
+
+
+def file_type(dtype):
+    """The little-endian HDF5 type (h5py.h5t.TypeID) that stores `dtype`, one of arrays.FLOAT_TYPES or an integer."""
+    if dtype != BFLOAT16:
+        return h5t.py_create(np.dtype(dtype).newbyteorder("<"))
+    bfloat16 = h5t.IEEE_F32LE.copy()
+    # Fields before size: HDF5 refuses a size that the present fields do not fit in.
+    bfloat16.set_fields(*_FIELDS[BFLOAT16][0])
+    bfloat16.set_size(2)
+    bfloat16.set_ebias(127)
+    return bfloat16
+
+
+def float_dtype(dataset):
+    """The NumPy type of a dataset's values, one of arrays.FLOAT_TYPES, or None for any other type."""
+    stored = dataset.id.get_type()
+    if stored.get_class() != h5t.FLOAT:
+        return None
+    layout = (stored.get_fields(), stored.get_ebias())
+    return next((t for t in FLOAT_TYPES if t.itemsize == stored.get_size() and _FIELDS[t] == layout), None)
+
+
+def chunk_shape(shape, itemsize):
+    """Chunks of at most CHUNK_BYTES made of whole trailing axes; None for a dataset without elements or axes."""
+    if 0 in shape or not shape:
+        return None
+    chunk, room = [], max(1, CHUNK_BYTES // itemsize)
+    for length in reversed(shape):
+        chunk.append(min(length, room))
+        room = max(1, room // length)
+    return tuple(reversed(chunk))
+
+
+def create(group, name, shape, dtype, compress=False):
+    """A new dataset (with the groups on its way) for values of `dtype`, in chunks under fletcher32.
+
+    compress: gzip with byte shuffling, for small files that are kept. Raises ValueError when the name is taken.
+    """
+    chunks = chunk_shape(shape, np.dtype(dtype).itemsize)
+    filters = {} if chunks is None else {"chunks": chunks, "fletcher32": True}
+    if compress and chunks is not None:
+        filters |= {"compression": "gzip", "shuffle": True}
+    return group.create_dataset(name, shape, dtype=h5py.Datatype(file_type(dtype)), **filters)
+
+
+def create_virtual(group, name, shape, dtype, sources):
+    """A dataset whose rows lie in other files; rows without a file read as NaN.
+
+    sources: (file name relative to this file's folder, dataset name there, first row here, rows) for each part.
+    """
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_fill_value(np.array(np.nan, "f4"))
+    for file, dataset, start, rows in sources:
+        here = h5s.create_simple(shape)
+        here.select_hyperslab((start,) + (0,) * (len(shape) - 1), (rows,) + shape[1:])
+        there = h5s.create_simple((rows,) + shape[1:])
+        properties.set_virtual(here, file.encode(), dataset.encode(), there)
+    parent, _, leaf = name.rpartition("/")
+    parent = group.require_group(parent) if parent else group
+    h5d.create(parent.id, leaf.encode(), file_type(dtype), h5s.create_simple(shape), properties)
+
+
+def read_rows(dataset, dtype, start, stop):
+    """Rows [start, stop) along the first axis as a new contiguous array; `dtype` is float_dtype(dataset)."""
+    shape = (stop - start,) + dataset.shape[1:]
+    bits = np.empty(shape, f"u{dtype.itemsize}")
+    if bits.size:
+        stored = dataset.id.get_type()
+        dataset.id.read(*_spaces(dataset, start, shape), bits, stored)
+        if stored.get_order() == h5t.ORDER_BE:
+            bits.byteswap(inplace=True)
+    return bits.view(dtype)
+
+
+def write_rows(dataset, start, rows):
+    """Write `rows` (of the dataset's own type) from row `start` on."""
+    if rows.size:
+        bits = np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}")
+        dataset.id.write(*_spaces(dataset, start, rows.shape), bits, dataset.id.get_type())
+
+
+def put_text(attributes, name, text):
+    """A text attribute of fixed length: HDF5 keeps other strings in a heap without checksums."""
+    attributes.create(name, text.encode(), dtype=_text_type(text))
+
+
+def get_text(attributes, name):
+    """A text attribute, of fixed or variable length, as str; None when absent or not text."""
+    value = attributes.get(name)
+    try:
+        return value.decode() if isinstance(value, bytes) else value if isinstance(value, str) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def write_json(group, name, value):
+    """`value` as one UTF-8 string dataset of JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    group.create_dataset(name, data=text.encode(), dtype=_text_type(text))
+
+
+def read_json(group, name):
+    """The value that `write_json` stored. Raises KeyError, TypeError or ValueError when there is none."""
+    return json.loads(group[name].asstr()[()])
+
+
+def _text_type(text):
+    return h5py.string_dtype("utf-8", max(1, len(text.encode())))
+
+
+def _spaces(dataset, start, shape):
+    place = dataset.id.get_space()
+    place.select_hyperslab((start,) + (0,) * (len(shape) - 1), shape)
+    return h5s.create_simple(shape), place
