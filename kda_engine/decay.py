@@ -32,16 +32,6 @@ class Decision:
     fallback: np.ndarray
     log_norm: np.ndarray
 
-    @property
-    def dropped(self):
-        """Heads whose transition is dropped (indices)."""
-        return np.flatnonzero(~self.fallback)
-
-    @property
-    def kept(self):
-        """Heads whose transition is kept (indices)."""
-        return np.flatnonzero(self.fallback)
-
 
 def decide(piece, options, backward):
     """The Decision by the rule in force (`options.skip`) for one piece: an `Operands` of a single sequence.

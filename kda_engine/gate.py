@@ -42,8 +42,8 @@ class Gate:
     def of(cls, operands, options, dtype):
         module = array_module(operands.k)
         HV, K = operands.value_heads, operands.K
-        rate = module.ones((HV, 1), dtype) if operands.A_log is None else module.exp(operands.A_log.astype(dtype))[:, None]
-        bias = module.zeros((HV, K), dtype) if operands.dt_bias is None else operands.dt_bias.astype(dtype)
+        rate = module.ones((HV, 1), dtype) if operands.A_log is None else module.exp(operands.A_log.astype(dtype, copy=False))[:, None]
+        bias = module.zeros((HV, K), dtype) if operands.dt_bias is None else operands.dt_bias.astype(dtype, copy=False)
         return cls(options.gate, options.lower_bound, rate, bias)
 
     def log_decay(self, g):
@@ -129,11 +129,11 @@ def activate(operands, options, dtype):
     wide = lambda x: module.repeat(x, group, axis=1) if group > 1 else x
     gate = Gate.of(operands, options, dtype)
     return Activated(
-        q=wide(l2norm(operands.q.astype(dtype), options.qk_l2norm)[0]),
-        k=wide(l2norm(operands.k.astype(dtype), options.qk_l2norm)[0]),
-        v=operands.v.astype(dtype),
-        log_decay=gate.log_decay(operands.g.astype(dtype)),
-        beta=activate_beta(operands.beta.astype(dtype), options.beta),
+        q=wide(l2norm(operands.q.astype(dtype, copy=False), options.qk_l2norm)[0]),
+        k=wide(l2norm(operands.k.astype(dtype, copy=False), options.qk_l2norm)[0]),
+        v=operands.v.astype(dtype, copy=False),
+        log_decay=gate.log_decay(operands.g.astype(dtype, copy=False)),
+        beta=activate_beta(operands.beta.astype(dtype, copy=False), options.beta),
     )
 
 
@@ -162,14 +162,14 @@ def activate_adjoint(d, operands, options, dtype, d_initial_state=None):
     """
     group = operands.value_heads // operands.heads
     narrow = lambda x: x.reshape(x.shape[0], operands.heads, group, x.shape[2]).sum(axis=2) if group > 1 else x
-    through_norm = lambda dx, x: l2norm_adjoint(narrow(dx), *l2norm(x.astype(dtype), options.qk_l2norm))
-    dg, dA_log, ddt_bias = Gate.of(operands, options, dtype).adjoint(d.log_decay, operands.g.astype(dtype))
+    through_norm = lambda dx, x: l2norm_adjoint(narrow(dx), *l2norm(x.astype(dtype, copy=False), options.qk_l2norm))
+    dg, dA_log, ddt_bias = Gate.of(operands, options, dtype).adjoint(d.log_decay, operands.g.astype(dtype, copy=False))
     return Gradients(
         dq=through_norm(d.q, operands.q),
         dk=through_norm(d.k, operands.k),
         dv=d.v,
         dg=dg,
-        dbeta=beta_adjoint(d.beta, operands.beta.astype(dtype), options.beta),
+        dbeta=beta_adjoint(d.beta, operands.beta.astype(dtype, copy=False), options.beta),
         dA_log=dA_log,
         ddt_bias=ddt_bias,
         d_initial_state=d_initial_state,

@@ -37,7 +37,10 @@ def slab_rows(shape, dtype):
 
 
 def write_gathered(session, path, force, parts, describe):
-    """Every rank's rows through rank 0 into one file; describe() -> (report, provenance) on rank 0 at the end."""
+    """Every rank's rows through rank 0 into one file; returns the report (rank 0).
+
+    describe() -> (report, provenance) on rank 0, called at the end; collective.
+    """
     exchange = session.exchange
     with ExitStack() as stack:
         writer = None
@@ -59,11 +62,11 @@ def write_gathered(session, path, force, parts, describe):
                         shape = (min(step, count - at),) + part.shape[1:]
                         rows = exchange.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
                         writer.write(part.name, first + at, rows)
-        _finish(session, writer, describe)
+        return _finish(session, writer, describe)
 
 
 def write_shards(session, path, force, parts, describe):
-    """One shard a rank, and a main file on rank 0 that maps and lists them."""
+    """One shard a rank, and a main file on rank 0 that maps and lists them; returns the report (rank 0)."""
     exchange = session.exchange
     folder = exchange.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
     with ExitStack() as stack:
@@ -81,9 +84,10 @@ def write_shards(session, path, force, parts, describe):
         shards = exchange.collect(mine, "listing the shards")
         if session.rank == 0:
             writer.link_shards(shards, {p.name: p.shape for p in parts}, {p.name: p.dtype for p in parts})
-        _finish(session, writer, describe)
+        report = _finish(session, writer, describe)
         if session.rank == 0:
             finished()
+    return report
 
 
 @contextmanager
@@ -103,3 +107,4 @@ def _finish(session, writer, describe):
     if writer is not None:
         writer.finish(report, provenance)
     session.exchange.largest(0, "finishing the output")
+    return report

@@ -25,7 +25,7 @@ PER_TOKEN = ("q", "k", "v", "g", "beta")
 
 
 def run_job(session, job, cuts=None):
-    """Do `job` on this rank of `session`. Collective.
+    """Do `job` on this rank of `session`. Collective. Returns the report on rank 0 (None elsewhere or for a dry run).
 
     cuts: as in `partition`, None for near equal shares. Raises AgreedError for input that cannot be used (nothing is
     written then), whatever else goes wrong on the rank where it does.
@@ -37,11 +37,9 @@ def run_job(session, job, cuts=None):
     source = session.together(lambda: InputFile(job.input))
     with source:
         run = _Run(session, job, source, clock, cuts)
-        if job.dry_run:
-            run.print_plan()
-        else:
-            run.execute()
+        report = run.print_plan() if job.dry_run else run.execute()
     progress.done()
+    return report
 
 
 class _Run:
@@ -102,8 +100,9 @@ class _Run:
         parts = self._parts(result, parameters)
         write = write_shards if self.job.io == "shards" else write_gathered
         with self.clock("write"):
-            write(self.session, self.job.output, self.job.force, parts,
-                  lambda: describe(self, result, digest))
+            report = write(self.session, self.job.output, self.job.force, parts,
+                           lambda: describe(self, result, digest))
+        return report
 
     def _read(self):
         source, segment = self.source, self.segment

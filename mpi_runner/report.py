@@ -37,13 +37,16 @@ class Digest:
 
 
 def describe(run, result, input_digest):
-    """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective."""
+    """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
+
+    Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
+    """
     session = run.session
     mine = {
         "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
         "tokens": [run.segment.start, run.segment.stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
-        "bytes_sent": session.exchange.sent, "seconds": dict(run.clock.seconds), "memory_bytes": run.memory,
+        "bytes_sent": session.exchange.sent, "seconds": run.clock.so_far(), "memory_bytes": run.memory,
     }
     rows = session.exchange.collect((mine, result.skips), "collecting the report")
     if session.rank:
@@ -54,6 +57,24 @@ def describe(run, result, input_digest):
         "transport": "mpi", "ranks": [row for row, _ in rows], "decay_skip": skips,
     }
     return report, provenance(session.size, input_digest.value())
+
+
+def summary(report, path):
+    """Lines for rank 0's standard output: what was written, time and bytes by phase (the slowest rank's time)."""
+    ranks = report["ranks"]
+    tokens = sum(row["tokens"][1] - row["tokens"][0] for row in ranks)
+    phases = {}
+    for row in ranks:
+        for phase, seconds in row["seconds"].items():
+            phases[phase] = max(phases.get(phase, 0.0), seconds)
+    dropped = sum(row["fallback"].count(False) for row in report["decay_skip"])
+    lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
+             f"{'phase':<12}{'seconds':>10}"]
+    lines += [f"{phase:<12}{seconds:>10.4f}" for phase, seconds in phases.items()]
+    lines.append(f"sent between ranks: {sum(row['bytes_sent'] for row in ranks)} bytes")
+    if dropped:
+        lines.append(f"transitions dropped by the {report['options']['decay_skip'] or 'certified'} rule: {dropped} heads")
+    return "\n".join(lines)
 
 
 def accumulate_bounds(rows):

@@ -120,7 +120,7 @@ class Session:
 
     def _end(self, code):
         sys.stdout.flush()
-        if self.size == 1:
-            # Without a launcher the process's own exit code is the job's.
-            os._exit(code)
-        self.comm.Abort(code)
+        if self.size > 1:
+            # Some libraries return from this before the launcher has ended the process.
+            self.comm.Abort(code)
+        os._exit(code)

@@ -21,13 +21,13 @@ from .base import Engine, Forward, Saved
 
 # Chunk length of this engine, a power of two: longer chunks make larger matrix products, shorter ones less work
 # inside the chunk.
-CHUNK_LENGTH = 64
+CHUNK_LENGTH = 32
 
 # Bytes of one [chunks, heads, C, K] array of a slab; about a dozen are alive at once.
-SLAB_BYTES = 1 << 20
+SLAB_BYTES = 1 << 19
 
 # Value heads of a task, where there are enough to keep all threads busy.
-HEADS_PER_TASK = 4
+HEADS_PER_TASK = 8
 
 
 # Between two calls of `poll` while threads work.

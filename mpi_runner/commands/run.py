@@ -40,9 +40,13 @@ def add(subparsers):
 def main(args):
     given = {name: value for name, value in vars(args).items() if name not in ("run", "command", "config")}
     job = Job.resolve(given, getattr(args, "config", None))
+    # MPI starts with these imports; a wrong command line is told before.
     from ..main_job import run_job
+    from ..report import summary
     from ..session import Session
 
     with Session() as session:
-        run_job(session, job)
+        report = run_job(session, job)
+        if report is not None:
+            print(summary(report, job.output))
     return session.code

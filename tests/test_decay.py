@@ -1,0 +1,134 @@
+"""Decay skip: the certified bound is a bound, its counterexamples fall back, the sampled rule is the published one."""
+
+import math
+
+import numpy as np
+import pytest
+
+import kda_engine as kda
+from kda_engine import cases, decay, layout
+from kda_engine.affine import Affine
+from kda_engine.engines.host import HostEngine
+from kda_engine.layout import CHUNK
+
+
+def piece_of(case):
+    operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, None,
+                              case.options.gate)
+    return operands
+
+
+def certified(case, tolerance):
+    return kda.Options(**{**case.options.to_dict(), "decay_skip": "certified", "tolerance": tolerance})
+
+
+def transition(operands, options):
+    """M [HV,K,K] in float64."""
+    zeros = np.zeros(operands.state_shape)
+    return HostEngine(threads=1).summarise(operands, options, zeros, transition=True).M[0]
+
+
+SINGLE = [name for name in cases.names() if cases.make(name).cu_seqlens is None and cases.make(name).conv is None
+          and len(cases.make(name).q)]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_token_bounds_bound_the_transition(name):
+    case = cases.make(name, dtype="f8")
+    operands = piece_of(case)
+    norms = np.linalg.norm(transition(operands, case.options), ord=2, axis=(1, 2))
+    bounds = np.exp(decay.token_bounds_sum(operands, case.options))
+    assert np.all(norms <= bounds * (1 + 1e-9) + 1e-300)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_dropped_warmup_is_below_the_tolerance(name, backward):
+    case = cases.make(name, dtype="f8")
+    operands, options = piece_of(case), certified(case, 1e-3)
+    decision = decay.decide(operands, options, backward)
+    chunks = -(-operands.tokens // CHUNK)
+    for head in range(operands.value_heads):
+        count = int(decision.num_warmup[head])
+        assert 1 <= count <= chunks
+        warmup = slice(0, count * CHUNK) if backward else slice((chunks - count) * CHUNK, operands.tokens)
+        M = transition(operands.slice_tokens(warmup.start, min(warmup.stop, operands.tokens)).take_heads([head]), options)
+        norm = np.linalg.norm(M[0], 2)
+        assert norm <= math.exp(decision.log_norm[head]) * (1 + 1e-9) + 1e-300
+        if not decision.fallback[head]:
+            assert norm < 1e-3
+
+
+def test_a_skip_happens_where_decay_is_strong():
+    case = cases.make("strong", dtype="f8", tokens=1500)
+    decision = decay.decide(piece_of(case), certified(case, 1e-6), backward=False)
+    assert not decision.fallback.all()
+    assert np.all(decision.num_warmup[~decision.fallback] < 1500 // CHUNK)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", ["relay", "alternating", "alternating-reflecting", "weak", "repeat"])
+def test_what_only_seems_to_decay_falls_back(name, backward):
+    case = cases.make(name, dtype="f8")
+    assert decay.decide(piece_of(case), certified(case, 1e-6), backward).fallback.all()
+
+
+@pytest.mark.parametrize("beta, norm", [(1.0, 0.09), (2.0, 1.0)])
+def test_per_channel_sums_are_no_bound(beta, norm):
+    """Two channels that decay in turn, one key between them: after four tokens the transition has this norm."""
+    g = np.array([[0.0, -5.0], [-5.0, 0.0]] * 2)[:, None]
+    k = np.full((4, 1, 2), 0.5**0.5)
+    options = kda.Options(gate="log", beta="value", qk_l2norm=False)
+    pair = kda.summarize(k, np.zeros((4, 1, 1)), g, np.full((4, 1), beta), options=options, engine="reference")
+    measured = np.linalg.norm(pair.M[0, 0], 2)
+    assert abs(measured - norm) <= 0.01
+    per_channel = math.exp(g[:, 0].sum(axis=0).max())
+    assert per_channel < 5e-5 < measured
+    operands, _ = layout.pack(None, k, np.zeros((4, 1, 1)), g, np.full((4, 1), beta), None, None, None, "log")
+    assert measured <= math.exp(decay.token_bounds_sum(operands, options)[0]) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["strong", "ordinary", "grouped-heads", "expanding", "thousands"])
+def test_norm_bounds_bound_the_state_and_its_gradient(name):
+    case = cases.make(name, dtype="f8")
+    operands = piece_of(case)
+    engine = HostEngine(threads=1)
+    random = np.random.default_rng(0)
+    entering = random.standard_normal(operands.state_shape)
+    size = lambda x: np.linalg.norm(x.reshape(x.shape[1], -1), axis=1)
+    state = engine.summarise(operands, case.options, entering, transition=False).S
+    assert np.all(size(state) <= decay.state_norm_bound(operands, case.options, size(entering)) * (1 + 1e-12))
+    gradient = engine.summarise_backward(operands, case.options, case.d_out, entering)
+    bound = decay.gradient_norm_bound(operands, case.options, case.d_out, size(entering))
+    assert np.all(size(gradient) <= bound * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_sampled_is_the_published_rule_in_log2(backward):
+    """Term by term as published: log2 units, the slowest channel of one token a chunk, the slowest head decides."""
+    case = cases.make("strong", dtype="f8", tokens=70)
+    operands = piece_of(case)
+    lower_bound, tolerance = case.options.lower_bound, 1e-3
+    sigma = 1 / (1 + np.exp(-np.exp(case.A_log)[:, None] * (case.g + case.dt_bias)))
+    chunks = [(start, min(start + CHUNK, 70)) for start in range(0, 70, CHUNK)]
+    total, warmup = np.zeros(operands.value_heads), None
+    for count, (start, stop) in enumerate(chunks if backward else chunks[::-1], 1):
+        token = start if backward else stop - 1
+        total += lower_bound * math.log2(math.e) * sigma[token].min(axis=-1) * (stop - start)
+        if warmup is None and total.max() < math.log2(tolerance):
+            warmup = count
+    options = kda.Options(**{**case.options.to_dict(), "decay_skip": "sampled", "tolerance": tolerance})
+    decision = decay.decide(operands, options, backward)
+    assert decision.fallback.tolist() == [warmup is None] * operands.value_heads
+    if warmup is not None:
+        assert decision.num_warmup.tolist() == [warmup] * operands.value_heads
+
+
+def test_exact_never_drops():
+    case = cases.make("thousands", dtype="f8")
+    decision = decay.decide(piece_of(case), case.options, backward=False)
+    assert decision.fallback.all()
+
+
+def test_affine_without_transition_ignores_what_enters():
+    assert Affine(None, np.ones((1, 1))).apply(np.full((1, 1), np.nan)) == 1
