@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arrays import BFLOAT16, FLOAT_TYPES
+from .arrays import FLOAT_TYPES
 from .errors import InputError
 from .options import BETAS, GATES, Options
 
@@ -99,7 +99,7 @@ def names():
 def make(name, dtype="float32", seed=0, **overrides):
     """The named `Case`; the same arguments give the same numbers everywhere.
 
-    dtype: bfloat16, float16, float32 or float64. overrides: tokens, heads, value_heads, K, V, sequences (tokens shared
+    dtype: bfloat16, float16, float32 or float64 (a name or a NumPy type). overrides: tokens, heads, value_heads, K, V, sequences (tokens shared
     out raggedly among so many) or lengths (each sequence's tokens).
     Raises InputError for an unknown name, dtype or override, or sizes that do not fit.
     """
@@ -128,13 +128,10 @@ def make(name, dtype="float32", seed=0, **overrides):
 
 
 def _dtype(dtype):
-    try:
-        dtype = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
-    except TypeError:
-        dtype = None
-    if dtype not in FLOAT_TYPES:
-        raise InputError(f"dtype: expected bfloat16, float16, float32 or float64, got {dtype}")
-    return dtype
+    for known in FLOAT_TYPES:
+        if dtype in (known.name, known.str, known.str[1:], known.type):
+            return known
+    raise InputError(f"dtype: expected bfloat16, float16, float32 or float64, got {dtype}")
 
 
 def _sizes(sizes, overrides, random):
