@@ -16,9 +16,9 @@ def table_row(name, difference, tolerance, cu_seqlens):
             "ok" if difference.within(tolerance) else "FAIL")
 
 
-def absent_row(name, where):
-    """The cells of a tensor that only one side has; that is a failure."""
-    return (name, "-", "-", "-", f"absent in {where}", "FAIL")
+def failure_row(name, why):
+    """The cells of a tensor that cannot be compared: only one side has it, or the shapes differ."""
+    return (name, "-", "-", "-", why, "FAIL")
 
 
 def render(rows):

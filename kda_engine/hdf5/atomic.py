@@ -28,9 +28,8 @@ class AtomicFile:
         self._sink = _Sink(self.temporary)
         self._open, self.root = True, None
         try:
-            # Room for a few chunks, so that slabs that share a chunk do not write it twice.
             # The format of 1.10 and later keeps checksums of its own structures, the older one does not.
-            self.root = h5py.File(self._sink, "w", libver=("v110", "v110"), rdcc_nbytes=16 << 20)
+            self.root = h5py.File(self._sink, "w", libver=("v110", "v110"), rdcc_nbytes=types.CHUNK_CACHE_BYTES)
             types.put_text(self.root.attrs, "format", FORMAT)
             types.put_text(self.root.attrs, "kind", kind)
             self.root.attrs["format_version"] = FORMAT_VERSION

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from ..arrays import FLOAT_TYPES
-from ..cases import Convolution
+from ..cases import Case, Convolution
 from ..errors import InputError
 from ..options import Options
 from . import schema, types
@@ -61,6 +61,13 @@ class InputFile:
         return sum(self.dtypes[name].itemsize * int(np.prod(self._datasets[name].shape[1:]))
                    for name in schema.PER_TOKEN if name in self._datasets)
 
+    def read_case(self, name, repeated_keys=False):
+        """The whole problem in memory as a `cases.Case` of that name; absent arrays are None."""
+        arrays = {array: self.read_whole(array) if self.has(array) else None
+                  for array in (*schema.PER_TOKEN, *schema.PARAMETERS, *schema.STATES)}
+        return Case(name=name, **arrays, cu_seqlens=self.cu_seqlens, options=self.options, conv=self.conv,
+                    repeated_keys=repeated_keys)
+
     def close(self):
         self._file.close()
 
@@ -91,7 +98,8 @@ class InputFile:
                     continue
                 # A misspelt optional dataset would otherwise be left out without a word.
                 if name not in known:
-                    raise InputError(f"{self._where(prefix + name)}: expected only {', '.join(known)}, got another name")
+                    raise InputError(f"{self._where(prefix + name)}: expected only {', '.join(known)}, "
+                                     "got another name")
                 if not hasattr(item, "shape"):
                     raise InputError(f"{self._where(prefix + name)}: expected a dataset, got a group")
                 found[prefix + name] = item

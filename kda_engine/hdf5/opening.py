@@ -27,7 +27,7 @@ def digest(path):
 
 @contextmanager
 def reading(path, name):
-    """Turns what h5py raises inside (corrupt metadata, a failed checksum) into an InputError naming file and dataset."""
+    """Turns what h5py raises inside (corrupt metadata, a failed checksum) into an InputError that says where."""
     try:
         yield
     except InputError:
@@ -46,7 +46,7 @@ def open_file(path, kinds):
         raise InputError(f"{path}: expected an HDF5 file, got {'a folder' if os.path.isdir(path) else 'nothing'}")
     try:
         # Parallel file systems without locks are common, and nothing here is written in place.
-        file = h5py.File(path, "r", locking="best-effort")
+        file = h5py.File(path, "r", locking="best-effort", rdcc_nbytes=types.CHUNK_CACHE_BYTES)
     except (OSError, RuntimeError) as error:
         raise InputError(f"{path}: expected an HDF5 file, got {_what_it_is(path, error)}") from None
     try:

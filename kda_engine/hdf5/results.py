@@ -3,6 +3,8 @@
 import json
 import os
 
+import numpy as np
+
 from ..errors import InputError
 from . import schema, types
 from .atomic import AtomicFile
@@ -49,8 +51,7 @@ class ResultWriter:
     def finish(self, report, provenance):
         """Add report and provenance (dicts of JSON values), close, make durable and put in place."""
         with self._file.writing():
-            types.write_json(self._file.root, "report/json", report)
-            types.put_text(self._file.root.attrs, "provenance", json.dumps(provenance, ensure_ascii=False))
+            add_report(self._file.root, report, provenance)
         with remove_replaced(self._file.path):
             self._file.commit()
 
@@ -63,6 +64,12 @@ class ResultWriter:
 
     def __exit__(self, *_):
         self.abandon()
+
+
+def add_report(root, report, provenance):
+    """Put both (dicts of JSON values) where readers of an open h5py.File look for them."""
+    types.write_json(root, "report/json", report)
+    types.put_text(root.attrs, "provenance", json.dumps(provenance, ensure_ascii=False))
 
 
 class ResultFile:
@@ -96,6 +103,14 @@ class ResultFile:
     def tensors(self):
         """Names of all tensors, such as "outputs/out" and "grads/dq", in the schema's order; boundary/* last."""
         return tuple(self._datasets)
+
+    @property
+    def cu_seqlens(self):
+        """NumPy int64 [N+1], or None when the file does not tell (a golden does, an output's report may)."""
+        with reading(self.path, "cu_seqlens"):
+            if "inputs/cu_seqlens" in self._file:
+                return self._file["inputs/cu_seqlens"][()].astype(np.int64)
+            return np.array(self.report["cu_seqlens"], np.int64) if "cu_seqlens" in self.report else None
 
     def shape(self, name):
         return self._datasets[name].shape

@@ -31,8 +31,12 @@ CONV_ACTIVATIONS = {"silu": "silu", "none": None}
 OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")
 
 OUTPUTS = ("outputs/out", "outputs/final_state")
-GRADIENTS = tuple(f"grads/{name}" for name in ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "d_initial_state"))
+GRADIENTS = tuple(f"grads/{name}" for name in
+                  ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "d_initial_state"))
 CONV_GRADIENTS = tuple(f"grads/conv/d{x}_{part}" for x in "qkv" for part in ("weight", "bias"))
+# Results with one row a token, and with one row a sequence; both have the heads on their second axis.
+TOKEN_RESULTS = ("outputs/out", "grads/dq", "grads/dk", "grads/dv", "grads/dg", "grads/dbeta")
+STATE_RESULTS = ("outputs/final_state", "grads/d_initial_state")
 RESULT_TENSORS = OUTPUTS + GRADIENTS + CONV_GRADIENTS
 
 

@@ -14,6 +14,8 @@ from ..arrays import BFLOAT16, FLOAT_TYPES
 
 # Large enough to stream well, small enough that a slab of a few rows does not read much beside itself.
 CHUNK_BYTES = 4 << 20
+# A few chunks of each dataset, so that slabs that share a chunk do not bring it in twice.
+CHUNK_CACHE_BYTES = 16 << 20
 
 # (sign position, exponent position, exponent bits, mantissa position, mantissa bits), exponent bias.
 _FIELDS = {

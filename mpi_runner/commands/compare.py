@@ -5,7 +5,7 @@ from kda_engine.errors import InputError
 from kda_engine.hdf5.matching import names_to_match, tensor_difference
 from kda_engine.hdf5.results import ResultFile
 
-from ..difference_table import absent_row, render, table_row
+from ..difference_table import failure_row, render, table_row
 from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
 
 
@@ -32,10 +32,17 @@ def main(args):
             return NOTHING_COMPARED
         cu_seqlens = b.cu_seqlens if b.cu_seqlens is not None else a.cu_seqlens
         tolerance = _default_tolerance(a, b, both) if args.tolerance is None else args.tolerance
-        rows = [table_row(name, tensor_difference(a, b, name, cu_seqlens), tolerance, cu_seqlens) for name in both]
-    rows += [absent_row(name, args.b) for name in only_a] + [absent_row(name, args.a) for name in only_b]
+        rows = [_row(a, b, name, tolerance, cu_seqlens) for name in both]
+    rows += [failure_row(name, f"absent in {args.b}") for name in only_a]
+    rows += [failure_row(name, f"absent in {args.a}") for name in only_b]
     print(render(rows))
     return PASS if all(row[-1] == "ok" for row in rows) else MISMATCH
+
+
+def _row(a, b, name, tolerance, cu_seqlens):
+    if a.shape(name) != b.shape(name):
+        return failure_row(name, f"shape {a.shape(name)} against {b.shape(name)}")
+    return table_row(name, tensor_difference(a, b, name, cu_seqlens), tolerance, cu_seqlens)
 
 
 def _default_tolerance(a, b, names):

@@ -9,13 +9,14 @@ import kda_engine
 from kda_engine import cases
 from kda_engine.compare import block_starts, difference
 from kda_engine.engines import ENGINES
+from kda_engine.errors import InputError
 from kda_engine.evaluation import evaluate, reference
 from kda_engine.hdf5.golden import GoldenError, read_golden, write_golden
 from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.manifest import check_listed, read_manifest, record
 from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 
-from ..difference_table import absent_row, as_json, render, table_row
+from ..difference_table import as_json, failure_row, render, table_row
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
 from ..provenance import provenance
 
@@ -27,13 +28,14 @@ SIZES = ("tokens", "heads", "value_heads", "K", "V", "sequences")
 def add(subparsers):
     parser = subparsers.add_parser("golden", help="make, list and check golden files")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="make a golden with the reference engine",
-                             description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence. "
-                                         "A MANIFEST.toml in OUT's folder is brought up to date.")
+    new = actions.add_parser(
+        "new", help="make a golden with the reference engine",
+        description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence. A MANIFEST.toml in "
+                    "OUT's folder is brought up to date.")
     new.add_argument("source", metavar="CASE|INPUT.h5", help=f"one of {', '.join(cases.names())}; or a file")
     new.add_argument("output", metavar="OUT.h5")
-    new.add_argument("--dtype", default="float32", help="of a case's per-token arrays (float32)")
-    new.add_argument("--seed", type=int, default=0, help="of a case's numbers (0)")
+    new.add_argument("--dtype", help="of a case's per-token arrays (float32)")
+    new.add_argument("--seed", type=int, help="of a case's numbers (0)")
     for size in SIZES:
         new.add_argument(f"--{size.replace('_', '-')}", type=int, help="of a case; its own when not given")
     new.add_argument("--force", action="store_true", help="replace an existing file")
@@ -41,9 +43,10 @@ def add(subparsers):
     listing = actions.add_parser("list", help="what goldens hold")
     listing.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
     listing.set_defaults(run=list_goldens)
-    check = actions.add_parser("check", help="hold an engine's results against goldens",
-                               description="Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, "
-                                           "damaged or of another version; 77: nothing was compared.")
+    check = actions.add_parser(
+        "check", help="hold an engine's results against goldens",
+        description="Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, damaged or of another "
+                    "version; 77: nothing was compared.")
     check.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
     check.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -52,16 +55,17 @@ def add(subparsers):
 
 def new_golden(args):
     """Make one golden; returns the exit code."""
-    sizes = {size: getattr(args, size) for size in SIZES if getattr(args, size) is not None}
+    given = {name: value for name in ("dtype", "seed", *SIZES) if (value := getattr(args, name)) is not None}
     if os.path.exists(args.source) or args.source.endswith(".h5"):
+        if given:
+            raise InputError(f"--{min(given)}: expected only with a named case, got the file {args.source}")
         with InputFile(args.source) as file:
             case = file.read_case(os.path.splitext(os.path.basename(args.source))[0])
     else:
-        case = cases.make(args.source, dtype=args.dtype, seed=args.seed, **sizes)
+        case = cases.make(args.source, **given)
     results = reference(case)
     write_golden(args.output, case, results, provenance(("numpy", "h5py", "ml_dtypes")), args.force)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in
-             {"dtype": args.dtype, "seed": args.seed, **sizes}.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     record(args.output, case.name, shlex.join(
         ["kda-engine", "golden", "new", args.source, os.path.basename(args.output), *flags]))
     print(f"{args.output}: {case.name}, {len(results)} tensors, {os.path.getsize(args.output)} bytes")
@@ -97,19 +101,11 @@ def check_goldens(args):
             told.append({"file": path, "error": str(error)})
             code = GOLDEN
             continue
-        computed = evaluate(golden.case, args.engine)
-        bounds, tolerance = golden.case.cu_seqlens, golden.tolerance
-        found = {name: difference(computed[name], golden.results[name], _starts(name, golden))
-                 for name in golden.results if name in computed}
-        rows = [table_row(name, x, tolerance, bounds) for name, x in found.items()]
-        rows += [absent_row(name, "the golden") for name in computed if name not in golden.results]
-        rows += [absent_row(name, f"engine {args.engine}") for name in golden.results if name not in computed]
+        rows, values = _hold_against(golden, args.engine)
         passed = all(row[-1] == "ok" for row in rows)
-        compared += len(found)
-        if not passed:
-            code = max(code, MISMATCH)
-        told.append({"file": path, "case": golden.case.name, "engine": args.engine, "pass": passed,
-                     "tensors": [as_json(name, x, tolerance, bounds) for name, x in found.items()]})
+        compared += len(values)
+        code = code if passed else max(code, MISMATCH)
+        told.append({"file": path, "case": golden.case.name, "engine": args.engine, "pass": passed, "tensors": values})
         if not args.json:
             print(f"{path}: {golden.case.name}, engine {args.engine}\n{render(rows)}\n")
     if args.json:
@@ -118,6 +114,21 @@ def check_goldens(args):
         print("kda-engine: nothing was compared", file=sys.stderr)
         return NOTHING_COMPARED
     return code
+
+
+def _hold_against(golden, engine):
+    """(table rows, JSON values) of every tensor; values only of those that both sides have."""
+    computed, expected = evaluate(golden.case, engine), golden.results
+    rows, values = [], []
+    for name in (*expected, *(name for name in computed if name not in expected)):
+        if name not in computed or name not in expected:
+            where = f"the results of {engine}" if name in expected else "the golden"
+            rows.append(failure_row(name, f"absent in {where}"))
+            continue
+        found = difference(computed[name], expected[name], _starts(name, golden))
+        rows.append(table_row(name, found, golden.tolerance, golden.case.cu_seqlens))
+        values.append(as_json(name, found, golden.tolerance, golden.case.cu_seqlens))
+    return rows, values
 
 
 def _paths(files):
