@@ -7,7 +7,7 @@ from .affine import Affine
 from .arrays import array_module, like, to_host
 from .engines import Saved, make_engine
 from .errors import InputError
-from .finite import check_values
+from .finite import check_states, check_values
 from .gate import Gradients
 from .options import Options
 
@@ -38,7 +38,8 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     operands, packing = layout.pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate, initial_state)
     state = layout.state_in("initial_state", initial_state, operands, options.state_layout)
     if check_finite:
-        check_values(operands, options, initial_state=state)
+        check_values(operands, options)
+        check_states(initial_state=state)
     runner = make_engine(engine)
     operands, state = runner.take(operands), runner.take_array(state)
     result = runner.forward(operands, options, state, save)

@@ -6,19 +6,17 @@ from .arrays import array_module, to_host
 from .errors import InputError
 
 
-def check_values(operands, options, where="", first_token=0, first_sequence=0, **states):
+def check_values(operands, options, where="", first_token=0, first_sequence=0, **more):
     """Raise InputError naming the first bad value's argument, sequence, head and token.
 
-    A log decay of -inf (form "log") is a legal reset. `where` prefixes the message (a rank, a file); first_token and
-    first_sequence place a share in the whole. states: further arrays [N,HV,...] by name.
+    A log decay of -inf (form "log") is a legal reset. more: further arrays [T,HV,...] by name. `where` prefixes the
+    message (a file, a rank); first_token and first_sequence place a share in the whole.
     """
-    for name in ("q", "k", "v", "g", "beta"):
-        x = getattr(operands, name)
-        bad = ~array_module(x).isfinite(x.astype("f4") if x.dtype.itemsize < 4 else x)
-        expectation = "finite values"
+    rows = {name: getattr(operands, name) for name in ("q", "k", "v", "g", "beta")}
+    for name, x in (rows | more).items():
+        bad, expectation = ~_finite(x), "finite values"
         if name == "g" and options.gate == "log":
-            bad = ~(x <= 0)
-            expectation = "log decay at most 0"
+            bad, expectation = ~(x <= 0), "log decay at most 0"
         at = _first(bad)
         if at is not None:
             n = int(np.searchsorted(operands.cu_seqlens, at[0], side="right")) - 1
@@ -27,14 +25,22 @@ def check_values(operands, options, where="", first_token=0, first_sequence=0, *
                              f"head {at[1]}, token {at[0] - start} (packed token {at[0] + first_token})")
     for name in ("A_log", "dt_bias"):
         x = getattr(operands, name)
-        at = None if x is None else _first(~array_module(x).isfinite(x.astype("f4")))
+        at = None if x is None else _first(~_finite(x))
         if at is not None:
             raise InputError(f"{where}{name}: expected finite values, got {x[at]} at head {at[0]}")
+
+
+def check_states(where="", first_sequence=0, **states):
+    """Raise InputError naming the first state [N,HV,...] with a bad value, its sequence and head."""
     for name, x in states.items():
-        at = None if x is None else _first(~array_module(x).isfinite(x))
+        at = _first(~_finite(x))
         if at is not None:
             raise InputError(f"{where}{name}: expected finite values, got {x[at]} at sequence "
                              f"{at[0] + first_sequence}, head {at[1]}")
+
+
+def _finite(x):
+    return array_module(x).isfinite(x.astype("f4") if x.dtype.itemsize < 4 else x)
 
 
 def _first(bad):

@@ -7,7 +7,7 @@ import numpy as np
 from kda_engine import layout
 from kda_engine.engines import make_engine
 from kda_engine.errors import InputError
-from kda_engine.finite import check_values
+from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
@@ -136,9 +136,12 @@ class _Run:
     def _check_finite(self):
         segment, where = self.segment, f"{self.job.input}: rank {self.session.rank}: /inputs/"
         first = segment.pieces[0].sequence if segment.pieces else 0
-        check_values(self.share.operands, self.options, where, segment.start, first)
-        check_values(self.share.operands.slice_tokens(0, 0), self.options, where, 0,
-                     segment.started.start, initial_state=self.initial_states[len(self.initial_states) - len(segment.started):])
+        gradient = {"d_out": self.d_out} if self.job.backward else {}
+        check_values(self.share.operands, self.options, where, segment.start, first, **gradient)
+        begin = len(segment.pieces) - len(segment.started)
+        check_states(where, segment.started.start, initial_state=self.initial_states[begin:])
+        if self.job.backward:
+            check_states(where, segment.ended.start, d_final_state=self.d_final_states[: len(segment.ended)])
 
     def _reduce(self, result):
         """Gradients of everything all tokens share, summed over all ranks; typed for the output."""

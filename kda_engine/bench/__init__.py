@@ -1,0 +1,1 @@
+"""Benchmarks of the engine on one device: timing, roofline, peers, reports."""

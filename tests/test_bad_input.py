@@ -1,0 +1,181 @@
+"""Input that cannot be used: exit code 2, a message that names file, dataset and expectation, nothing written."""
+
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from launcher import launch, memory_folder
+from mpi.all_cases import write_case
+
+from kda_engine import cases
+from mpi_runner.__main__ import main
+from mpi_runner.exit_codes import PASS, USAGE
+
+
+def replace(file, name, array):
+    del file[f"inputs/{name}"]
+    file[f"inputs/{name}"] = array
+
+
+def edit(change):
+    def apply(path):
+        with h5py.File(path, "r+") as file:
+            change(file)
+
+    return apply
+
+
+def truncate(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def set_at(name, index, value):
+    def change(file):
+        data = file[f"inputs/{name}"][()]
+        data[index] = value
+        file[f"inputs/{name}"][...] = data
+
+    return edit(change)
+
+
+# What is done to a good input (case "packed"), further options, words of the message.
+BROKEN = {
+    "missing dataset": (edit(lambda f: f.__delitem__("inputs/v")), [], ("in.h5", "/inputs/v")),
+    "missing d_out": (edit(lambda f: f.__delitem__("inputs/d_out")), [], ("in.h5", "/inputs/d_out", "--backward")),
+    "wrong shape": (edit(lambda f: replace(f, "g", np.zeros((3, 2, 16), "f4"))), [], ("in.h5", "/inputs/g", "expected")),
+    "wrong type": (edit(lambda f: replace(f, "k", np.zeros(f["inputs/k"].shape, "i4"))), [],
+                   ("in.h5", "/inputs/k", "expected")),
+    "falling cu_seqlens": (edit(lambda f: replace(f, "cu_seqlens", np.array([0, 40, 20, 70]))), [],
+                           ("in.h5", "cu_seqlens", "expected")),
+    "overlong cu_seqlens": (edit(lambda f: replace(f, "cu_seqlens", np.array([0, 40, 2000]))), [],
+                            ("in.h5", "cu_seqlens", "expected")),
+    "NaN": (set_at("q", (5, 1, 2), np.nan), ["--check-finite"], ("in.h5", "/inputs/q", "finite", "head 1")),
+    "NaN in d_out": (set_at("d_out", (5, 1, 2), np.nan), ["--check-finite"], ("in.h5", "/inputs/d_out", "finite")),
+    "unknown attribute": (edit(lambda f: f["inputs"].attrs.__setitem__("gate", "tanh")), [], ("in.h5", "gate", "tanh")),
+    "not HDF5": (lambda path: path.write_text("no file of this kind"), [], ("in.h5", "HDF5")),
+    "truncated": (truncate, [], ("in.h5",)),
+    "format version": (edit(lambda f: f.attrs.__setitem__("format_version", 99)), [], ("in.h5", "version", "99")),
+    "contradiction": (lambda path: None, ["--gate", "softplus"], ("in.h5", "gate", "softplus")),
+    "not built": (lambda path: None, ["--scan", "exscan"], ("exscan", "not built")),
+    "no tolerance": (lambda path: None, ["--decay-skip", "certified"], ("tolerance",)),
+}
+
+
+@pytest.fixture
+def files():
+    with memory_folder() as name:
+        source = Path(name) / "in.h5"
+        write_case(cases.make("packed", dtype="float32"), source)
+        yield source, Path(name) / "out.h5"
+
+
+def assert_refused(source, output, code, err, words):
+    assert code == USAGE, err
+    for word in words:
+        assert word in err, err
+    assert {p.name for p in source.parent.iterdir()} <= {"in.h5", "job.toml"}, "something was written"
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_input_is_refused(files, capsys, what):
+    source, output = files
+    breaking, options, words = BROKEN[what]
+    breaking(source)
+    code = main(["run", str(source), str(output), "--backward", "--engine", "numpy", *options])
+    assert_refused(source, output, code, capsys.readouterr().err, words)
+
+
+@pytest.mark.parametrize("what", ["missing dataset", "NaN", "truncated", "contradiction"])
+def test_all_ranks_refuse_it_together(files, what):
+    source, output = files
+    breaking, options, words = BROKEN[what]
+    breaking(source)
+    done = launch(3, "-m", "mpi_runner", "run", source, output, "--backward", "--engine", "numpy", *options)
+    assert_refused(source, output, done.returncode, done.stderr, words)
+    assert done.stderr.count("error:") == 1
+
+
+def test_a_usage_error_is_told_once(files):
+    source, output = files
+    done = launch(3, "-m", "mpi_runner", "run", source, output, "--scan", "sideways")
+    assert_refused(source, output, done.returncode, done.stderr, ("sideways",))
+    assert done.stderr.count("error:") == 1
+
+
+def test_positive_log_decay_is_found(files, capsys):
+    source, output = files
+    write_case(cases.make("log-logit", dtype="float32"), source)
+    set_at("g", (7, 1, 3), 0.5)(source)
+    code = main(["run", str(source), str(output), "--engine", "numpy", "--check-finite"])
+    assert_refused(source, output, code, capsys.readouterr().err, ("in.h5", "/inputs/g", "log decay at most 0", "token 7"))
+
+
+def test_the_place_of_a_bad_value_is_that_of_the_whole_input(files):
+    """Found on the last rank of three, named by its packed token."""
+    source, output = files
+    case = cases.make("ordinary", dtype="float32")
+    write_case(case, source)
+    last = len(case.q) - 1
+    set_at("v", (last, 0, 0), np.inf)(source)
+    done = launch(3, "-m", "mpi_runner", "run", source, output, "--engine", "numpy", "--check-finite")
+    assert_refused(source, output, done.returncode, done.stderr, ("rank 2", "/inputs/v", f"packed token {last}"))
+
+
+def test_input_as_output_is_refused_even_by_force(files, capsys):
+    source, _ = files
+    before = source.read_bytes()
+    assert main(["run", str(source), str(source), "--engine", "numpy", "--force"]) == USAGE
+    assert "another file" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_an_existing_output_needs_force(files, capsys):
+    source, output = files
+    output.write_bytes(b"older")
+    assert main(["run", str(source), str(output), "--engine", "numpy"]) == USAGE
+    assert "--force" in capsys.readouterr().err
+    assert output.read_bytes() == b"older"
+    assert main(["run", str(source), str(output), "--engine", "numpy", "--force"]) == PASS
+    assert output.read_bytes() != b"older"
+
+
+@pytest.mark.parametrize("text, word", [
+    ("backwards = true", "backwards"), ("tolerance = 'much'", "tolerance"), ("scan = 'sideways'", "sideways"),
+    ("backward = 1", "backward"), ("backward = ", "TOML"), ("gate = 'softplus'", "gate"),
+    ("exchange-timeout = 0", "exchange_timeout")])
+def test_a_wrong_job_file_is_refused(files, capsys, text, word):
+    source, output = files
+    config = source.with_name("job.toml")
+    config.write_text(text)
+    code = main(["run", str(source), str(output), "--engine", "numpy", "--config", str(config)])
+    assert_refused(source, output, code, capsys.readouterr().err, (word,))
+
+
+def test_the_command_line_wins_over_the_job_file(files):
+    source, output = files
+    config = source.with_name("job.toml")
+    config.write_text('engine = "reference"\nbackward = true\ngate = "lower_bound"\n')
+    assert main(["run", str(source), str(output), "--config", str(config), "--engine", "numpy"]) == PASS
+    with h5py.File(output) as file:
+        report = file["report/json"].asstr()[()]
+        assert '"engine": "numpy"' in report and "grads/dq" in file
+
+
+def test_a_dry_run_writes_nothing(files, capsys):
+    source, output = files
+    assert main(["run", str(source), str(output), "--backward", "--engine", "numpy", "--dry-run"]) == PASS
+    assert "rank 0: tokens 0:" in capsys.readouterr().out
+    assert not output.exists()
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(files, monkeypatch):
+    source, output = files
+    usage = shutil.disk_usage(source.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    from mpi_runner.resources import ResourceError, check_disk
+
+    with pytest.raises(ResourceError, match="needs 11 bytes"):
+        check_disk(output, 11)
