@@ -88,12 +88,14 @@ class Comparison:
 
     def result(self):
         """The `Difference` of all rows so far."""
-        relative, peak = self._error / max(self._size, 1e-30), self._peak_error / max(self._peak, 1e-30)
+        with np.errstate(invalid="ignore"):
+            relative, peak = self._error / max(self._size, 1e-30), self._peak_error / max(self._peak, 1e-30)
         worst, worst_at = relative, None
         if self._blocks:
             rows, errors, sizes, elements = (np.concatenate(part) for part in zip(*self._blocks))
             average = self._size * np.sqrt(elements / max(self._elements, 1))
-            ratios = errors / np.maximum(np.maximum(sizes, QUIET * average[:, None]), 1e-30)
+            with np.errstate(invalid="ignore"):
+                ratios = errors / np.maximum(np.maximum(sizes, QUIET * average[:, None]), 1e-30)
             # NaN counts as the worst there is.
             block, head = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios))), ratios.shape)
             worst, worst_at = ratios[block, head], (int(rows[block]), int(head))
