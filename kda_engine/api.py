@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from . import layout
 from .affine import Affine
-from .arrays import array_module, like, to_host
+from .arrays import like
 from .engines import Saved, make_engine
 from .errors import InputError
 from .finite import check_states, check_values

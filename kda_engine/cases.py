@@ -99,13 +99,13 @@ def names():
 def make(name, dtype="float32", seed=0, **overrides):
     """The named `Case`; the same arguments give the same numbers everywhere.
 
-    dtype: bfloat16, float16, float32 or float64 (a name or a NumPy type). overrides: tokens, heads, value_heads, K, V, sequences (tokens shared
-    out raggedly among so many) or lengths (each sequence's tokens).
+    dtype: bfloat16, float16, float32 or float64, a name or a NumPy type. overrides: tokens, heads, value_heads, K, V,
+    sequences (tokens shared out raggedly among so many) or lengths (each sequence's tokens).
     Raises InputError for an unknown name, dtype or override, or sizes that do not fit.
     """
     if name not in RECIPES:
         raise InputError(f"case: expected one of {', '.join(RECIPES)}, got {name!r}")
-    recipe, dtype = RECIPES[name], _dtype(dtype)
+    recipe, dtype = RECIPES[name], float_type(dtype)
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     sizes = _sizes(recipe.sizes, overrides, random)
     options = Options(**recipe.options)
@@ -127,7 +127,7 @@ def make(name, dtype="float32", seed=0, **overrides):
     )
 
 
-def _dtype(dtype):
+def float_type(dtype):
     for known in FLOAT_TYPES:
         if dtype in (known.name, known.str, known.str[1:], known.type):
             return known
@@ -138,7 +138,7 @@ def _sizes(sizes, overrides, random):
     for key, given in overrides.items():
         least = {"tokens": 0, "sequences": 0, "lengths": 0}.get(key, 1)
         if key not in (*Sizes.__dataclass_fields__, "sequences"):
-            raise InputError(f"{key}: expected an override named tokens, heads, value_heads, K, V, sequences or lengths")
+            raise InputError(f"{key}: expected an override named {', '.join(Sizes.__dataclass_fields__)} or sequences")
         for number in given if key == "lengths" else (given,):
             if not isinstance(number, (int, np.integer)) or number < least:
                 raise InputError(f"{key}: expected integers of at least {least}, got {number!r}")

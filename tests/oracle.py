@@ -1,8 +1,6 @@
-"""Runs a case through an engine, short convolution included, and collects every tensor by its name in an output file."""
+"""Runs a case through an engine, short convolution included, and collects every result by its name."""
 
 from dataclasses import replace
-
-import numpy as np
 
 import kda_engine as kda
 

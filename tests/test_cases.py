@@ -47,8 +47,10 @@ def test_shapes_follow_overrides():
 
 @pytest.mark.parametrize("overrides, message", [
     ({"name": "missing"}, "case: expected one of ordinary, .*, got 'missing'"),
-    ({"dtype": "int32"}, "dtype: expected bfloat16, .*, got int32"), ({"dtype": "half-ish"}, "dtype: expected bfloat16"),
-    ({"batch": 2}, "batch: expected an override named tokens, "), ({"K": 0}, "K: expected integers of at least 1, got 0"),
+    ({"dtype": "int32"}, "dtype: expected bfloat16, .*, got int32"),
+    ({"dtype": "half-ish"}, "dtype: expected bfloat16"),
+    ({"batch": 2}, "batch: expected an override named tokens, "),
+    ({"K": 0}, "K: expected integers of at least 1, got 0"),
     ({"tokens": -1}, "tokens: expected integers of at least 0, got -1"),
     ({"tokens": 1.5}, "tokens: expected integers of at least 0, got 1.5"),
     ({"heads": 2, "value_heads": 3}, "value_heads: expected a multiple of 2 heads, got 3"),

@@ -42,7 +42,8 @@ def test_log_decay():
     for bad in (1e-3, np.inf, np.nan):
         case = cases.make("resets")
         case.g[61, 0, 3] = bad
-        with pytest.raises(kda.InputError, match=r"^g: expected log decay at most 0, got .* at sequence 1, head 0, token 1 "):
+        message = "^g: expected log decay at most 0, got .* at sequence 1, head 0, token 1 "
+        with pytest.raises(kda.InputError, match=message):
             forward(case)
 
 

@@ -164,7 +164,8 @@ BAD_SHAPES = {
     "k": ((70, 32), r"k: expected 3 dimensions beside k\(70, 32\), got shape \(70, 32\)|q: expected"),
     "A_log": ((3,), r"A_log: expected shape \(2,\), got \(3,\)"),
     "dt_bias": ((2, 15), r"dt_bias: expected shape \(2, 16\), got \(2, 15\)"),
-    "initial_state": ((2, 2, 16, 16), r"initial_state: expected shape \(1, 2, 16, 16\) \(state_layout 'KV'\), got \(2, "),
+    "initial_state": ((2, 2, 16, 16), 
+                      r"initial_state: expected shape \(1, 2, 16, 16\) \(state_layout 'KV'\), got \(2, "),
     "d_out": ((70, 2, 8), r"d_out: expected shape \(70, 2, 16\), got \(70, 2, 8\)"),
     "d_final_state": ((2, 16, 16), r"d_final_state: expected shape \(1, 2, 16, 16\) .*, got \(2, 16, 16\)"),
 }

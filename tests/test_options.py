@@ -28,7 +28,8 @@ def test_the_skip_in_force(given, skip):
 
 
 def test_scale():
-    assert Options().scale_for(64) == 0.125 and Options(scale=-2).scale_for(64) == -2.0 and Options(scale=0).scale_for(4) == 0
+    assert Options().scale_for(64) == 0.125 and Options(scale=-2).scale_for(64) == -2.0
+    assert Options(scale=0).scale_for(4) == 0
 
 
 @pytest.mark.parametrize("name, value, expected", [

@@ -1,0 +1,118 @@
+"""`plan`: memory, output size and bytes on the wire for a shape and a number of ranks; computes and reads no values."""
+
+import argparse
+import json
+
+import numpy as np
+
+from kda_engine.errors import InputError
+
+from ..exit_codes import PASS
+
+SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
+
+
+def add(subparsers):
+    parser = subparsers.add_parser(
+        "plan", help="memory and traffic per rank and scan strategy", argument_default=argparse.SUPPRESS,
+        description="For an input file, or for a shape given by options (sequences of near equal length).")
+    parser.add_argument("input", metavar="INPUT.h5", nargs="?", default=None)
+    for name, default in SIZES.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N",
+                            help=f"{default}" if default else "as many as heads")
+    parser.add_argument("--dtype", help="type of the inputs (float32)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="R")
+    parser.add_argument("--backward", action="store_true", default=False, help="forward and backward")
+    parser.add_argument("--json", action="store_true", default=False, help="one JSON object")
+    parser.set_defaults(run=main)
+
+
+def main(args):
+    """Print the plan. Raises InputError."""
+    shape = _of_file(args) if args.input is not None else _of_options(args)
+    if args.ranks < 1:
+        raise InputError(f"ranks: expected at least 1, got {args.ranks}")
+    plan = make_plan(shape, args.ranks, args.backward)
+    print(json.dumps(plan, indent=2) if args.json else _text(plan))
+    return PASS
+
+
+class Shape:
+    """T, H, HV, K, V, N; cu_seqlens NumPy int64 [N+1]; dtypes by input name."""
+
+    def __init__(self, H, HV, K, V, cu_seqlens, dtypes):
+        self.H, self.HV, self.K, self.V, self.cu_seqlens, self.dtypes = H, HV, K, V, cu_seqlens, dtypes
+        self.T, self.N = int(cu_seqlens[-1]), len(cu_seqlens) - 1
+
+
+def make_plan(shape, ranks, backward):
+    """The plan as plain values: shape, per rank {tokens, sequences, memory_bytes}, per scan {per rank, total}."""
+    from kda_engine.partition import partition
+
+    from .. import resources
+    from ..traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
+
+    segments = partition(shape.cu_seqlens, ranks)
+    width = resources.state_bytes(shape.dtypes)
+    state, transition = state_sizes(shape.HV, shape.K, shape.V, f"f{width}")
+    scans = {}
+    for scan in SCANS:
+        sent = boundary_bytes(segments, state, transition, scan, backward)
+        scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent)}
+    return {
+        "shape": {name: getattr(shape, name) for name in ("T", "H", "HV", "K", "V", "N")},
+        "backward": backward,
+        "output_bytes": resources.output_bytes(shape, shape.dtypes, backward),
+        "boundary_state_bytes": state, "boundary_transition_bytes": transition,
+        "parameter_sum_bytes": parameter_bytes(shape.HV, shape.K, ranks) if backward else 0,
+        "ranks": [{"tokens": segment.stop - segment.start, "sequences": len(segment.pieces),
+                   "memory_bytes": resources.share_bytes(shape, shape.dtypes, segment.stop - segment.start,
+                                                         len(segment.pieces), ranks, backward)}
+                  for segment in segments],
+        "scans": scans,
+    }
+
+
+def _of_file(args):
+    from kda_engine.hdf5.inputs import InputFile
+
+    for name in (*SIZES, "dtype"):
+        if hasattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')}: expected without INPUT.h5, which fixes it")
+    with InputFile(args.input) as file:
+        return Shape(file.H, file.HV, file.K, file.V, file.cu_seqlens, dict(file.dtypes))
+
+
+def _of_options(args):
+    from kda_engine.cases import float_type
+
+    sizes = {name: getattr(args, name, default) for name, default in SIZES.items()}
+    if sizes["value_heads"] is None:
+        sizes["value_heads"] = sizes["heads"]
+    for name, number in sizes.items():
+        if number < (0 if name == "tokens" else 1):
+            raise InputError(f"{name}: expected at least {0 if name == 'tokens' else 1}, got {number}")
+    if sizes["value_heads"] % sizes["heads"]:
+        raise InputError(f"value_heads: expected a multiple of {sizes['heads']} heads, got {sizes['value_heads']}")
+    dtype, N = float_type(getattr(args, "dtype", "float32")), sizes["sequences"]
+    bounds = np.array([sizes["tokens"] * n // N for n in range(N + 1)], np.int64)
+    return Shape(sizes["heads"], sizes["value_heads"], sizes["K"], sizes["V"], bounds,
+                 dict.fromkeys(("q", "k", "v", "g", "beta"), dtype))
+
+
+def _text(plan):
+    shape = " ".join(f"{name} {number}" for name, number in plan["shape"].items())
+    lines = [f"{'forward and backward' if plan['backward'] else 'forward'} of {shape} on {len(plan['ranks'])} ranks",
+             f"output {plan['output_bytes']} bytes; a boundary holds S {plan['boundary_state_bytes']} "
+             f"and M {plan['boundary_transition_bytes']} bytes",
+             f"{'rank':>4}{'tokens':>10}{'sequences':>11}{'memory':>16}" + "".join(f"{s:>16}" for s in plan["scans"])]
+    for number, rank in enumerate(plan["ranks"]):
+        sent = "".join(f"{scan['bytes_sent'][number]:>16}" for scan in plan["scans"].values())
+        lines.append(f"{number:>4}{rank['tokens']:>10}{rank['sequences']:>11}{rank['memory_bytes']:>16}{sent}")
+    lines.append(f"{'all':>4}{plan['shape']['T']:>10}{plan['shape']['N']:>11}"
+                 f"{sum(rank['memory_bytes'] for rank in plan['ranks']):>16}"
+                 + "".join(f"{scan['total']:>16}" for scan in plan["scans"].values()))
+    lines.append("memory in bytes, about; under each scan the bytes that a rank sends (exact decay skip)")
+    if plan["parameter_sum_bytes"]:
+        lines.append(f"and {plan['parameter_sum_bytes']} bytes a rank for the sum of the parameter gradients")
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""`plan`: closed formulas of traffic, against the messages that the exchange really packs and against counting."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kda_engine.partition import partition
+from mpi_runner.__main__ import main
+from mpi_runner.boundary import Boundaries
+from mpi_runner.traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
+
+ONE_LONG = np.array([0, 1000])
+STATE, TRANSITION = 100, 7
+
+
+def plan(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["plan", "--json", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["plan", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def sent(bounds, ranks, scan, backward):
+    return boundary_bytes(partition(np.array(bounds), ranks), STATE, TRANSITION, scan, backward)
+
+
+def test_one_sequence_over_four_ranks():
+    assert sent(ONE_LONG, 4, "serial", False) == [100, 100, 100, 0]
+    assert sent(ONE_LONG, 4, "serial", True) == [100, 200, 200, 100]
+    # The first rank has no M to send, the last nothing at all; backward, D from all but the first.
+    assert sent(ONE_LONG, 4, "allgather", False) == [300, 321, 321, 0]
+    assert sent(ONE_LONG, 4, "allgather", True) == [300, 621, 621, 300]
+    # Distances 1 and 2: ranks 0 and 1 have two partners ahead, rank 2 one.
+    assert sent(ONE_LONG, 4, "exscan", False) == [214, 214, 107, 0]
+    assert sent(ONE_LONG, 4, "exscan", True) == [214, 321, 321, 214]
+    assert sent(ONE_LONG, 4, "heads", False) == [207 * 3 // 4] * 4
+    assert sent(ONE_LONG, 4, "heads", True) == [407 * 3 // 4] * 4
+
+
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("backward", [False, True])
+def test_one_rank_sends_nothing(scan, backward):
+    assert sent(ONE_LONG, 1, scan, backward) == [0]
+    assert parameter_bytes(8, 128, 1) == 0 and parameter_bytes(8, 128, 2) == 8 * 8 * 129
+
+
+def test_sequences_that_end_where_ranks_do_need_no_boundary():
+    for scan in ("serial", "allgather"):
+        assert sent([0, 160, 320, 480], 3, scan, True) == [0, 0, 0]
+
+
+def test_log_depth_and_constant_volume():
+    """exscan grows with log2 R, heads stays under a constant, allgather grows with R."""
+    largest = lambda scan, ranks: max(sent([0, 16 * ranks], ranks, scan, False))
+    assert [largest("exscan", ranks) for ranks in (2, 4, 8, 16, 64)] == [107, 214, 321, 428, 642]
+    assert largest("heads", 64) <= 207 and largest("allgather", 64) == 63 * 107
+
+
+@pytest.mark.parametrize("bounds", [[0, 1000], [0, 48, 48, 500, 1000], [0, 16], [0, 0, 7], [0, 100, 200, 300]])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_allgather_counts_what_is_packed(bounds, ranks):
+    HV, K, V = 3, 4, 5
+    segments = partition(np.array(bounds), ranks)
+    state, transition = state_sizes(HV, K, V, "f4")
+    assert (state, transition) == (3 * 4 * 5 * 4, 3 * 4 * 4 * 4)
+    passing = np.array([s.left is not None and s.right is s.left for s in segments])
+    forward = Boundaries(segments, (HV, K, V), np.dtype("f4"), np.array([s.right is not None for s in segments]),
+                         np.repeat(passing[:, None], HV, axis=1))
+    back = Boundaries(segments, (HV, K, V), np.dtype("f4"), np.array([s.left is not None for s in segments]),
+                      np.zeros((ranks, HV), bool))
+    each = [4 * (ranks - 1) * (a + b) for a, b in zip(forward.lengths, back.lengths)]
+    assert boundary_bytes(segments, state, transition, "allgather", True) == each
+
+
+def test_shape_of_options(capsys):
+    result = plan(capsys, "--tokens", 100, "--heads", 2, "--value-heads", 4, "--K", 8, "--V", 6, "--ranks", 3,
+                  "--dtype", "bfloat16", "--backward")
+    assert result["shape"] == {"T": 100, "H": 2, "HV": 4, "K": 8, "V": 6, "N": 1}
+    assert [rank["tokens"] for rank in result["ranks"]] == [32, 32, 36]
+    assert all(rank["memory_bytes"] > 0 for rank in result["ranks"])
+    state = 4 * 8 * 6 * 4
+    assert result["boundary_state_bytes"] == state and result["boundary_transition_bytes"] == 4 * 8 * 8 * 4
+    per_token = 2 * (4 * 6 + 2 * 2 * 8 + 4 * 6 + 4 * 8 + 4)
+    assert result["output_bytes"] == 100 * per_token + 2 * state
+    assert result["scans"]["serial"]["total"] == 4 * state and list(result["scans"]) == list(SCANS)
+    assert result["parameter_sum_bytes"] == 8 * (4 + 4 * 8)
+
+
+def test_the_gather_of_a_large_model(capsys):
+    """HV = 64, K = V = 128 in float32: 8 MiB a rank and partner."""
+    result = plan(capsys, "--heads", 64, "--ranks", 16, "--tokens", 1 << 20)
+    assert max(result["scans"]["allgather"]["bytes_sent"]) == 15 * 8 * 2**20
+
+
+def test_shape_of_a_file(tmp_path, capsys):
+    path = tmp_path / "x.h5"
+    assert main(["input", "--case", "ragged", "--dtype", "float64", str(path)]) == 0
+    result = plan(capsys, path, "--ranks", 2)
+    assert result["shape"] == {"T": 132, "H": 2, "HV": 2, "K": 16, "V": 16, "N": 12}
+    assert result["boundary_state_bytes"] == 2 * 16 * 16 * 8 and not result["backward"]
+    assert sum(rank["tokens"] for rank in result["ranks"]) == 132
+
+
+def test_text_names_every_scan_and_rank(capsys):
+    capsys.readouterr()
+    assert main(["plan", "--ranks", "3", "--backward"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "forward and backward of T 8192 H 8 HV 8 K 128 V 128 N 1 on 3 ranks"
+    assert all(scan in lines[2] for scan in SCANS)
+    assert [line.split()[0] for line in lines[3:7]] == ["0", "1", "2", "all"]
+
+
+def test_wrong_requests(tmp_path, capsys):
+    assert "ranks: expected at least 1, got 0" in refused(capsys, "--ranks", 0)
+    assert "K: expected at least 1, got 0" in refused(capsys, "--K", 0)
+    assert "tokens: expected at least 0, got -1" in refused(capsys, "--tokens", -1)
+    assert "value_heads: expected a multiple of 8 heads, got 9" in refused(capsys, "--value-heads", 9)
+    assert "dtype: expected bfloat16" in refused(capsys, "--dtype", "int8")
+    assert str(tmp_path / "no.h5") in refused(capsys, tmp_path / "no.h5")
+    assert main(["input", "--case", "ordinary", str(tmp_path / "x.h5")]) == 0
+    assert "--K: expected without INPUT.h5" in refused(capsys, tmp_path / "x.h5", "--K", 3)
