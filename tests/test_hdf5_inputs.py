@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kda_engine import InputError, Options, cases
 from kda_engine.arrays import BFLOAT16
+from kda_engine.hdf5 import types
 from kda_engine.hdf5.inputs import InputFile, digest, write_input
 
 ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "d_out", "d_final_state")
@@ -242,3 +244,13 @@ def test_options_missing_in_the_file_have_their_defaults(tmp_path):
         file["inputs"].attrs["qk_l2norm"] = np.int32(1)
     with InputFile(path) as file:
         assert file.options == Options()
+
+
+def test_the_documented_way_to_write_bfloat16_is_read(tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "file-format.md").read_text()
+    snippet = page.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})
+    with h5py.File("example.h5") as file:
+        assert types.float_dtype(file["x"]) == BFLOAT16
+        assert np.array_equal(types.read_rows(file["x"], BFLOAT16, 1, 4), np.ones((3, 2)))

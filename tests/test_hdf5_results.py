@@ -112,6 +112,14 @@ def test_a_missing_folder_is_named(tmp_path):
         ResultWriter(tmp_path / "nowhere" / "out.h5")
 
 
+def test_names_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(InputError, match="a folder"):
+        ResultWriter(tmp_path, force=True)
+    with pytest.raises(InputError, match="too long"):
+        ResultWriter(tmp_path / ("x" * 300))
+    assert os.listdir(tmp_path) == []
+
+
 def test_damaged_results_are_refused(tmp_path):
     path = tmp_path / "out.h5"
     out = values((64, 2, 8), "f4")

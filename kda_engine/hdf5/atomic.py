@@ -1,5 +1,6 @@
 """A file that appears under its name complete or not at all, also when the disk fills."""
 
+import errno
 import os
 import secrets
 from contextlib import contextmanager
@@ -10,12 +11,16 @@ from ..errors import InputError
 from . import types
 from .schema import FORMAT, FORMAT_VERSION
 
+# Refusals that are about the name that was asked for, not about the state of the disk.
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
 
 class AtomicFile:
     """An HDF5 file in the making: `.NAME.tmp-<id>` beside its final place.
 
     root: the open h5py.File. Call `commit` to put it in place; leaving the context without it removes everything.
-    Raises InputError when `path` exists and not `force`, or its folder does not; OSError when the disk does.
+    Raises InputError when `path` is taken and not `force`, or its folder cannot be written to; OSError when the disk
+    is full or fails.
     """
 
     def __init__(self, path, kind, force=False):
@@ -25,7 +30,12 @@ class AtomicFile:
         if not os.path.isdir(folder):
             raise InputError(f"{path}: expected an existing folder, got {folder}")
         self.temporary = os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")
-        self._sink = _Sink(self.temporary)
+        try:
+            self._sink = _Sink(self.temporary)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise InputError(f"{path}: expected a folder to write to, got: {error.strerror}") from None
         self._open, self.root = True, None
         try:
             # The format of 1.10 and later keeps checksums of its own structures, the older one does not.
@@ -93,6 +103,8 @@ class AtomicFile:
             raise self._sink.error
 
     def _refuse_existing(self):
+        if os.path.isdir(self.path):
+            raise InputError(f"{self.path}: expected a file name, got a folder")
         if not self.force and os.path.lexists(self.path):
             raise InputError(f"{self.path}: expected a name not taken yet, got an existing file (--force replaces it)")
 
