@@ -1,6 +1,7 @@
 """The command line: `kda-engine COMMAND` and `python -m mpi_runner COMMAND`."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -8,9 +9,9 @@ import sys
 from kda_engine.errors import InputError
 from kda_engine.version import VERSION
 
-from .exit_codes import GOLDEN, USAGE
+from .exit_codes import GOLDEN, INTERNAL, USAGE
 
-COMMANDS = ("run", "input", "golden", "compare", "plan", "info")
+COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info")
 
 # Where launchers tell a process its rank, so that only the first complains about a command line.
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -40,16 +41,25 @@ def parser():
 
 
 def main(argv=None):
-    """Run one command; returns its exit code (see exit_codes)."""
+    """Run one command; returns its exit code (see exit_codes). Only the first rank prints."""
     from kda_engine.hdf5.golden import GoldenError
 
     args = parser().parse_args(argv)
     try:
-        return args.run(args)
+        with contextlib.ExitStack() as stack:
+            if launched_rank() != 0:
+                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            code = args.run(args)
+            sys.stdout.flush()
+            return code
     except (GoldenError, InputError) as error:
         if launched_rank() == 0:
             print(f"kda-engine: error: {error}", file=sys.stderr)
         return GOLDEN if isinstance(error, GoldenError) else USAGE
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERNAL
 
 
 if __name__ == "__main__":

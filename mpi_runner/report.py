@@ -1,17 +1,16 @@
 """What a run tells about itself: the report and the provenance that every output carries."""
 
-import os
-import platform
-import sys
 import threading
-from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 from mpi4py import MPI
 
-from kda_engine.hdf5.inputs import digest
-from kda_engine.version import VERSION
+from kda_engine.hdf5.opening import digest
+from kda_engine.hdf5.version import hdf5_version
+
+from .provenance import provenance
+
+PACKAGES = ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")
 
 
 class Digest:
@@ -44,6 +43,7 @@ def describe(run, result, input_digest):
     session = run.session
     mine = {
         "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
+        "device": run.engine.device_name(),
         "tokens": [run.segment.start, run.segment.stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "bytes_sent": session.exchange.sent, "seconds": run.clock.so_far(), "memory_bytes": run.memory,
@@ -54,9 +54,14 @@ def describe(run, result, input_digest):
     skips = accumulate_bounds([row for _, of_rank in rows for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "ranks": [row for row, _ in rows], "decay_skip": skips,
+        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(), "ranks": [row for row, _ in rows], "decay_skip": skips,
     }
-    return report, provenance(session.size, input_digest.value())
+    return report, {
+        **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
+        "devices": sorted({row["device"] for row, _ in rows}),
+        "mpi_library": MPI.Get_library_version().splitlines()[0].strip("\x00 "),
+        "hdf5": hdf5_version(),
+    }
 
 
 def summary(report, path):
@@ -92,36 +97,3 @@ def accumulate_bounds(rows):
             row["total_bound"] = total.tolist()
             carried[row["sequence"]] = total
     return rows
-
-
-def provenance(ranks, input_digest):
-    """Who made a result, with what: versions, ranks, time, command line."""
-    return {
-        "engine_version": VERSION, "commit": commit(), "input_sha256": input_digest, "ranks": ranks,
-        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
-        "python": platform.python_version(), "platform": platform.platform(),
-        "mpi_library": MPI.Get_library_version().splitlines()[0].strip("\x00 "),
-        **{name: package_version(name) for name in ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")},
-    }
-
-
-def package_version(name):
-    """The installed version of a package, None when it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def commit():
-    """The source tree's commit, None outside a checkout."""
-    head = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".git", "HEAD")
-    try:
-        with open(head) as file:
-            text = file.read().strip()
-        if not text.startswith("ref: "):
-            return text
-        with open(os.path.join(os.path.dirname(head), text[5:])) as file:
-            return file.read().strip()
-    except OSError:
-        return None
