@@ -142,6 +142,26 @@ def test_thousands_of_short_sequences():
     assert_close(run(case, "numpy"), run(upcast(case), "reference"), TOLERANCES["f4"])
 
 
+def test_random_problems(monkeypatch):
+    """Sizes, ragged lengths, cases and the engine's own constants drawn together: what no list of cases thinks of."""
+    random = np.random.default_rng(7)
+    draw = lambda *choices: choices[random.integers(len(choices))]
+    for _ in range(60):
+        heads = draw(1, 2, 3)
+        monkeypatch.setattr(host, "CHUNK_LENGTH", draw(2, 4, 16, 64))
+        monkeypatch.setattr(host, "SLAB_BYTES", draw(1, 1000, 1 << 16, 1 << 20))
+        monkeypatch.setattr(host, "HEADS_PER_TASK", draw(1, 2, 3, 5))
+        lengths = tuple(int(n) for n in random.integers(0, draw(3, 20, 70), draw(0, 1, 3, 8)))
+        request = {"name": draw(*cases.names()), "seed": int(random.integers(1000)), "heads": heads,
+                   "value_heads": heads * draw(1, 2, 3), "K": int(random.integers(2, 40)),
+                   "V": int(random.integers(1, 40)), "lengths": lengths}
+        case = cases.make(dtype="f8", **request)
+        try:
+            assert_close(run(case, "numpy"), run(case, "reference"), TOLERANCES["f8"])
+        except AssertionError as error:
+            raise AssertionError(f"{request}: {error}") from None
+
+
 def test_a_long_sequence_keeps_its_accuracy():
     case = cases.make("weak", tokens=4096, heads=1, K=16, V=16)
     assert_close(run(case, "numpy"), run(upcast(case), "reference"), TOLERANCES["f4"])
