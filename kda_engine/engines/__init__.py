@@ -1,5 +1,7 @@
 """Engines by name; each is imported only when asked for."""
 
+from functools import cache
+
 from ..errors import InputError
 from .base import Engine, Forward, Saved
 
@@ -28,6 +30,7 @@ def make_engine(name, poll=lambda: None, threads=None):
     raise InputError(f"engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}")
 
 
+@cache
 def cuda_usable():
     """Whether CuPy is installed and finds a device that engine "cuda" can use."""
     try:

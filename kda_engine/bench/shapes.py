@@ -1,0 +1,62 @@
+"""The shapes and gate regimes that speed is measured on, inputs drawn on the device by seed."""
+
+from dataclasses import dataclass
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+# Head size of every measured shape.
+HEAD_SIZE = 128
+
+# Mean and deviation of the raw gate.
+REGIMES = {"strong": (0.0, 1.0), "weak": (-6.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """lengths: tokens of each sequence. heads: H = HV."""
+
+    lengths: tuple
+    heads: int
+
+    @property
+    def tokens(self):
+        return sum(self.lengths)
+
+    @property
+    def cu_seqlens(self):
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+
+SHAPES = {
+    "A": Shape((8192,), 96),
+    "B": Shape((1024,) * 8, 96),
+    "C": Shape((1300, 547, 2048, 963, 271, 3063), 96),
+    "D": Shape((8192,), 64),
+    "E": Shape((1024,) * 8, 64),
+    "F": Shape((8192,), 16),
+    "G": Shape((65536,), 16),
+    "H": Shape((32768,), 32),
+    "I": Shape((262144,), 4),
+    "J": Shape((8192,) * 4, 32),
+    "K": Shape((512,) * 32, 64),
+    "L": Shape((1024,), 64),
+}
+
+
+def draw(shape, regime, seed=0, dtype=ml_dtypes.bfloat16):
+    """Inputs by name as `kda_engine.forward` takes them, on the device: q, k, v, g, beta, A_log, dt_bias, initial_state.
+
+    regime: a key of REGIMES. States and parameters are float32.
+    """
+    random = cupy.random.default_rng(seed)
+    normal = lambda *size: random.standard_normal(size, dtype="f4")
+    T, H, N, D = shape.tokens, shape.heads, len(shape.lengths), HEAD_SIZE
+    mean, deviation = REGIMES[regime]
+    return {
+        "q": normal(T, H, D).astype(dtype), "k": normal(T, H, D).astype(dtype), "v": normal(T, H, D).astype(dtype),
+        "g": (mean + deviation * normal(T, H, D)).astype(dtype), "beta": normal(T, H).astype(dtype),
+        "A_log": random.random(H, dtype="f4"), "dt_bias": random.random((H, D), dtype="f4"),
+        "initial_state": 0.1 * normal(N, H, D, D),
+    }

@@ -1,0 +1,153 @@
+"""The kernel table: every kernel, its file, what it is compiled for, its launch shape and its parameters."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..layout import CHUNK
+
+# Element types of per-token operands and the names their structs have in the kernels.
+ELEMENTS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
+
+# Numbers of channels that kernels are compiled for; a K in between is padded inside the kernels.
+KEY_SIZES = (64, 128, 256)
+LARGEST_SIZE = KEY_SIZES[-1]
+
+# Value columns of one block of `forward` and `summary`, `scan` and `step`; each kernel's header gives the reason.
+TILE_COLUMNS = 64
+SCAN_COLUMNS = 16
+STEP_COLUMNS = 32
+
+# Kinds of parameters: the C type's size follows from the NumPy type; an array is passed as its address.
+POINTER = "pointer"
+INTEGER = np.int32
+REAL = np.float32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for. element: a key of ELEMENTS; key_size: one of KEY_SIZES; stages: records in flight."""
+
+    element: str
+    key_size: int
+    stages: int
+
+    @property
+    def record(self):
+        """Floats of one chunk's prepared operands (kernels_cu/tile/general_operands.cuh)."""
+        return 3 * CHUNK * self.key_size + self.key_size + 2 * CHUNK * CHUNK
+
+    @property
+    def defines(self):
+        """(name, value) pairs for the compiler."""
+        return (("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[self.element]), ("KDA_KEY_SIZE", self.key_size),
+                ("KDA_STAGES", self.stages))
+
+
+def variant(element, K, target):
+    """The Variant for an element type and a key size up to LARGEST_SIZE on a target."""
+    key_size = next(size for size in KEY_SIZES if K <= size)
+    single = Variant(element, key_size, 1)
+    fits_twice = 2 * 4 * single.record <= target.shared_limit
+    return Variant(element, key_size, 2 if fits_twice else 1)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel.
+
+    file: under kernels_cu; the entry point has the kernel's name. parameters: (name, kind) in order.
+    variants(target): all that it may be launched as on a target, none where it doesn't run; a variant has `defines`.
+    threads(variant): of a block. shared(variant): bytes of dynamic shared memory.
+    blocks(arguments): of the one-dimensional grid, from the launch's arguments by name; `count` is among them, the
+    number of chunks, spans or sequences that the kernel's grid runs over.
+    """
+
+    name: str
+    file: str
+    parameters: tuple
+    variants: object
+    threads: object
+    shared: object
+    blocks: object
+
+
+def _general(target):
+    """The variants of the portable kernels."""
+    return [variant(element, K, target) for element in ELEMENTS for K in KEY_SIZES]
+
+
+def tiles(columns, width):
+    """Tiles of that width that cover so many columns."""
+    return -(-columns // width)
+
+
+def _pointers(*names):
+    return tuple((name, POINTER) for name in names)
+
+
+def _integers(*names):
+    return tuple((name, INTEGER) for name in names)
+
+
+def _reals(*names):
+    return tuple((name, REAL) for name in names)
+
+
+_SIZES = _integers("value_heads", "key_size", "value_size")
+_ACTIVATION = _integers("gate_form", "beta_form", "qk_l2norm") + _reals("lower_bound", "scale")
+_CHAIN = (_pointers("records", "v", "initial", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
+          + _integers("spans") + _SIZES)
+
+
+def _chain_shared(variant):
+    return 4 * variant.stages * variant.record
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "prepare", "kernels/prepare.cu",
+            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "chunk_offsets")
+            + _integers("sequences", "heads", "value_heads", "key_size") + _ACTIVATION + _pointers("records"),
+            variants=_general,
+            threads=lambda variant: 128,
+            shared=lambda variant: 4 * 3 * CHUNK * (variant.key_size + 8),
+            blocks=lambda a: a["count"] * a["value_heads"],
+        ),
+        Kernel(
+            "forward", "kernels/forward.cu", _CHAIN + _pointers("out", "final"),
+            variants=_general,
+            threads=lambda variant: 128,
+            shared=_chain_shared,
+            blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], TILE_COLUMNS),
+        ),
+        Kernel(
+            "summary", "kernels/summary.cu", _CHAIN + _pointers("transition", "reached"),
+            variants=_general,
+            threads=lambda variant: 128,
+            shared=_chain_shared,
+            blocks=lambda a: a["count"] * a["value_heads"] * (
+                tiles(a["value_size"], TILE_COLUMNS)
+                + (0 if a["transition"] is None else tiles(a["key_size"], TILE_COLUMNS))),
+        ),
+        Kernel(
+            "scan", "kernels/scan.cu",
+            _pointers("transition", "reached", "initial", "sequence_spans") + _SIZES + _pointers("states"),
+            variants=_general,
+            threads=lambda variant: variant.key_size,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], SCAN_COLUMNS),
+        ),
+        Kernel(
+            "step", "kernels/step.cu",
+            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial", "cu_seqlens") + _integers("heads")
+            + _SIZES + _ACTIVATION + _pointers("out", "final"),
+            variants=_general,
+            threads=lambda variant: 256,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], STEP_COLUMNS),
+        ),
+    )
+}

@@ -1,0 +1,55 @@
+"""Compiled kernels, from the disk cache or from the compiler.
+
+A cache entry's name is a digest of the kernel's sources and headers, the defines, the target and the compiler's
+version, so an entry is never out of date. Entries are written under a temporary name and moved: processes that
+compile the same kernel at the same time leave one whole file.
+"""
+
+import hashlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from . import build, sources
+
+
+def cache_folder():
+    """KDA_ENGINE_CACHE where set, else kda_engine under the user's cache folder."""
+    given = os.environ.get("KDA_ENGINE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kda_engine"
+
+
+def cubin_path(file, defines, architecture):
+    """The compiled file in the cache, compiled now if it isn't there. Raises BuildError."""
+    key = repr((sources.digest(file), defines, architecture, build.compiler_version()))
+    folder = cache_folder()
+    path = folder / f"{Path(file).stem}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    if not path.exists():
+        cubin, _ = build.compile_file(file, defines, architecture)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.tmp-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(cubin)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    return path
+
+
+@cache
+def function(kernel, variant, device, architecture):
+    """The kernel's entry point loaded on a device, with its shared memory granted."""
+    import cupy
+
+    path = cubin_path(kernel.file, variant.defines, architecture)
+    with cupy.cuda.Device(device):
+        entry = cupy.RawModule(path=str(path)).get_function(kernel.name)
+        shared = kernel.shared(variant)
+        if shared > 48 * 1024:
+            entry.max_dynamic_shared_size_bytes = shared
+    return entry

@@ -1,0 +1,120 @@
+"""How a variable-length problem is laid out for the kernels: chunks, and the spans that chains work through."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cupy
+import numpy as np
+
+from ..layout import CHUNK
+from .kernels import TILE_COLUMNS, tiles
+
+# Blocks of the recurrence that share a multiprocessor well.
+BLOCKS_PER_MULTIPROCESSOR = 2
+
+# Time of one link of the scan over spans, and of one chunk of a summary, in chunks of the forward.
+SCAN_LINK = 6.0
+SUMMARY_CHUNK = 0.7
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Runs of chunks, each within one sequence, in order; device arrays.
+
+    chunks [2, count] int64: first chunk of each span, then the chunk behind its last. sequences [count] int32.
+    """
+
+    count: int
+    chunks: object
+    sequences: object
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tables of one problem, on the device.
+
+    cu_seqlens, chunk_offsets [N + 1] int64; chunks: their number. whole: one span a sequence. parts: the sequences
+    cut further, None when that would not pay; parts_but_last: all of those but each sequence's last;
+    sequence_parts [N + 1] int64: first part of each sequence; sequence_bounds [N + 1]: the same where every sequence
+    has one more, so that a scan also reaches the state behind its last part.
+    """
+
+    sequences: int
+    chunks: int
+    longest: int
+    cu_seqlens: object
+    chunk_offsets: object
+    whole: Spans
+    parts: Spans | None
+    parts_but_last: Spans | None
+    sequence_parts: object
+    sequence_bounds: object
+
+
+def make_plan(cu_seqlens, value_heads, K, V, multiprocessors):
+    """The Plan for cu_seqlens (NumPy int64 [N+1]); the last few are remembered."""
+    return _plan(cupy.cuda.Device().id, cu_seqlens.tobytes(), value_heads, K, V, multiprocessors)
+
+
+@lru_cache(maxsize=64)
+def _plan(device, cu_seqlens, value_heads, K, V, multiprocessors):
+    cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
+    lengths = np.diff(cu_seqlens)
+    counts = -(-lengths // CHUNK)
+    chunk_offsets = np.concatenate([[0], np.cumsum(counts)])
+    length = span_length(counts, value_heads, K, V, multiprocessors)
+    parts = None if length is None else cut_spans(counts, length)
+    if parts is not None:
+        last = np.diff(parts[1], append=len(counts)) != 0
+        first_part = np.searchsorted(parts[1], np.arange(len(counts) + 1))
+    return Plan(
+        sequences=len(counts),
+        chunks=int(chunk_offsets[-1]),
+        longest=int(lengths.max(initial=0)),
+        cu_seqlens=cupy.asarray(cu_seqlens),
+        chunk_offsets=cupy.asarray(chunk_offsets),
+        whole=_upload(np.stack([chunk_offsets[:-1], chunk_offsets[1:]]), np.arange(len(counts))),
+        parts=None if parts is None else _upload(*parts),
+        parts_but_last=None if parts is None else _upload(parts[0][:, ~last], parts[1][~last]),
+        sequence_parts=None if parts is None else cupy.asarray(first_part),
+        sequence_bounds=None if parts is None else cupy.asarray(first_part + np.arange(len(counts) + 1)),
+    )
+
+
+def _upload(chunks, sequences):
+    return Spans(len(sequences), cupy.asarray(np.ascontiguousarray(chunks)), cupy.asarray(sequences.astype(np.int32)))
+
+
+def cut_spans(counts, length):
+    """Sequences of so many chunks cut into spans of at most `length`, as even as can be: (chunks [2,S], sequences [S]).
+
+    A sequence without chunks is one span without chunks.
+    """
+    pieces = np.maximum(-(-counts // length), 1)
+    sequences = np.repeat(np.arange(len(counts)), pieces)
+    number = np.arange(len(sequences)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    offsets = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    bound = lambda i: offsets[sequences] + counts[sequences] * i // pieces[sequences]
+    return np.stack([bound(number), bound(number + 1)]), sequences
+
+
+def span_length(counts, value_heads, K, V, multiprocessors):
+    """Chunks per span that a problem is best cut into, or None when it is best left whole.
+
+    The model counts waves of blocks: whole, every chain is as long as its sequence; cut, the spans are summarised
+    side by side ([S | M], all but the last of a sequence), scanned in order, and worked through side by side.
+    """
+    longest = int(counts.max(initial=0))
+    slots = BLOCKS_PER_MULTIPROCESSOR * multiprocessors
+    of_output, of_map = tiles(V, TILE_COLUMNS), tiles(V, TILE_COLUMNS) + tiles(K, TILE_COLUMNS)
+
+    def time(length):
+        pieces = np.maximum(-(-counts // length), 1)
+        spans, links = int(pieces.sum()), int(pieces.max(initial=1)) - 1
+        forward = max(1.0, spans * value_heads * of_output / slots) * length
+        summary = max(1.0, (spans - len(counts)) * value_heads * of_map / slots) * length * SUMMARY_CHUNK
+        return forward + (summary + links * SCAN_LINK if links else 0.0)
+
+    candidates = {-(-longest // n) for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if longest >= 8 * n}
+    best = min(candidates, key=time, default=None)
+    return best if best is not None and time(best) < 0.9 * time(longest) else None

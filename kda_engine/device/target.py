@@ -1,0 +1,46 @@
+"""The devices kernels are built for: target names and the limits that shape a launch."""
+
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Target:
+    """architecture: NVRTC's name. shared_limit: bytes of shared memory one block may have. multiprocessors: count."""
+
+    architecture: str
+    shared_limit: int
+    multiprocessors: int
+
+
+# The targets that every kernel is compiled for in the tests; multiprocessor counts are those of common devices.
+KNOWN = {
+    target.architecture: target
+    for target in (
+        Target("sm_80", 163 * 1024, 108),
+        Target("sm_90a", 227 * 1024, 132),
+        Target("sm_100", 227 * 1024, 148),
+        Target("sm_120", 99 * 1024, 188),
+    )
+}
+
+
+def current():
+    """The Target of CuPy's current device. Raises RuntimeError for a device older than compute capability 8.0."""
+    import cupy
+
+    return of_device(cupy.cuda.Device().id)
+
+
+@cache
+def of_device(device):
+    """The Target of one device by number."""
+    from cupy.cuda import runtime
+
+    properties = runtime.getDeviceProperties(device)
+    major, minor = properties["major"], properties["minor"]
+    if major < 8:
+        raise RuntimeError(f"device {device}: expected compute capability 8.0 or later, got {major}.{minor}")
+    suffix = "a" if (major, minor) == (9, 0) else ""
+    return Target(f"sm_{major}{minor}{suffix}", properties["sharedMemPerBlockOptin"],
+                  properties["multiProcessorCount"])

@@ -1,0 +1,46 @@
+"""The CUDA engine: the forward stages by kernel. CuPy is needed from the import of this module on."""
+
+import cupy
+
+from ..device import target
+from . import cuda_general, cuda_step
+from .base import Engine, Forward, Saved
+from .cuda_problem import take_problem
+from .reference import ReferenceEngine
+
+
+class CudaEngine(Engine):
+    """Computes on CuPy's current device and stream, in float32 whatever the inputs' types.
+
+    The backward has no kernels yet: it is the oracle's, in float64 on the device.
+    """
+
+    name = "cuda"
+
+    def __init__(self, poll=lambda: None):
+        super().__init__(poll)
+        self.target = target.current()
+        self._adjoint = ReferenceEngine(poll)
+
+    def take_array(self, x):
+        return x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
+
+    def summarise(self, operands, options, initial_state, transition):
+        self.poll()
+        return cuda_general.summarise(take_problem(operands, self.target), options, initial_state, transition)
+
+    def forward(self, operands, options, initial_state, save):
+        self.poll()
+        problem = take_problem(operands, self.target)
+        path = cuda_step if cuda_step.covers(problem) else cuda_general
+        out, final_state = path.forward(problem, options, initial_state)
+        saved = Saved(operands, options, initial_state, None) if save else None
+        if out.dtype != operands.v.dtype:
+            out = out.astype(operands.v.dtype)
+        return Forward(out, final_state, saved)
+
+    def summarise_backward(self, operands, options, d_out, d_final_state):
+        return self._adjoint.summarise_backward(operands, options, d_out, d_final_state)
+
+    def backward(self, saved, d_out, d_final_state):
+        return self._adjoint.backward(saved, d_out, d_final_state)

@@ -1,0 +1,81 @@
+"""The portable path: prepared chunks in global memory, then one chain of chunks per span, head and column tile."""
+
+import cupy
+
+from ..affine import Affine
+from ..device.launch import launch
+from ..device.workspace import Workspace
+
+
+def forward(problem, options, initial_state):
+    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
+    plan = problem.plan
+    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    if plan.parts is None:
+        scratch = Workspace(records=_record_floats(problem))
+        _prepare(problem, options, True, scratch.records)
+        spans, initial = plan.whole, initial_state
+    else:
+        # The state that enters every part: summaries of all but the last, side by side, then a scan.
+        maps, states = plan.parts_but_last.count, plan.parts.count
+        scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
+                            S=maps * problem.state_floats, states=states * problem.state_floats)
+        _prepare(problem, options, True, scratch.records)
+        _chain("summary", problem, scratch.records, plan.parts_but_last, None, transition=scratch.M, reached=scratch.S)
+        _scan(problem, scratch.M, scratch.S, initial_state, plan.sequence_parts, scratch.states)
+        spans, initial = plan.parts, scratch.states
+    _chain("forward", problem, scratch.records, spans, initial, out=out, final=final_state)
+    return out, final_state
+
+
+def summarise(problem, options, initial_state, transition):
+    """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
+    plan, (N, HV, K, V) = problem.plan, initial_state.shape
+    if plan.parts is None:
+        scratch = Workspace(records=_record_floats(problem))
+        _prepare(problem, options, False, scratch.records)
+        M = cupy.empty((N, HV, K, K), "f4") if transition else None
+        S = cupy.empty_like(initial_state)
+        _chain("summary", problem, scratch.records, plan.whole, initial_state, transition=M, reached=S)
+        return Affine(M, S)
+    maps = plan.parts.count
+    scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
+                        S=maps * problem.state_floats)
+    _prepare(problem, options, False, scratch.records)
+    _chain("summary", problem, scratch.records, plan.parts, None, transition=scratch.M, reached=scratch.S)
+
+    def behind(initial, reached):
+        states = cupy.empty((maps + N,) + initial.shape[1:], "f4")
+        _scan(problem, scratch.M, reached, initial, plan.sequence_bounds, states)
+        return states[plan.sequence_bounds[1:] - 1]
+
+    identity = Affine.identity((N, HV), K, V, "f4", cupy).M
+    return Affine(behind(identity, None) if transition else None, behind(initial_state, scratch.S))
+
+
+def _record_floats(problem):
+    """Size of every chunk's operands."""
+    return problem.plan.chunks * problem.value_heads * problem.variant.record
+
+
+def _prepare(problem, options, with_query, records):
+    plan = problem.plan
+    launch("prepare", problem.variant, problem.target, count=plan.chunks,
+           q=problem.q if with_query else None, k=problem.k, g=problem.g, beta=problem.beta,
+           A_log=problem.A_log, dt_bias=problem.dt_bias, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
+           sequences=plan.sequences, heads=problem.heads, value_heads=problem.value_heads, key_size=problem.K,
+           records=records, **problem.activation(options))
+
+
+def _scan(problem, M, S, initial_state, sequence_spans, states):
+    """The state that enters each span [spans,HV,K,columns of initial_state], from the maps between them."""
+    sizes = problem.sizes | {"value_size": initial_state.shape[3]}
+    launch("scan", problem.variant, problem.target, count=len(initial_state), transition=M, reached=S,
+           initial=initial_state, sequence_spans=sequence_spans, states=states, **sizes)
+
+
+def _chain(name, problem, records, spans, initial, **results):
+    plan = problem.plan
+    launch(name, problem.variant, problem.target, count=spans.count, records=records, v=problem.v, initial=initial,
+           cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets, span_chunks=spans.chunks,
+           span_sequences=spans.sequences, spans=spans.count, **problem.sizes, **results)

@@ -1,0 +1,96 @@
+"""One problem as the kernels want it: contiguous arrays of one element type, float32 parameters, a plan."""
+
+from dataclasses import dataclass
+
+import cupy
+import numpy as np
+
+from ..arrays import BFLOAT16
+from ..device.kernels import LARGEST_SIZE, variant
+from ..device.plan import make_plan
+from ..device.workspace import ALIGNMENT
+from ..errors import InputError
+from ..options import BETAS, GATES
+
+# Bytes of the widest vector access of any kernel.
+_VECTOR = 16
+assert ALIGNMENT % _VECTOR == 0
+
+_ELEMENTS = {BFLOAT16: "bfloat16", np.dtype("f2"): "float16", np.dtype("f4"): "float32"}
+_DTYPES = {name: dtype for dtype, name in _ELEMENTS.items()}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None. Sizes, plan, kernel variant."""
+
+    q: object
+    k: object
+    v: object
+    g: object
+    beta: object
+    A_log: object
+    dt_bias: object
+    heads: int
+    value_heads: int
+    K: int
+    V: int
+    element: str
+    plan: object
+    variant: object
+    target: object
+
+    @property
+    def sizes(self):
+        return {"value_heads": self.value_heads, "key_size": self.K, "value_size": self.V}
+
+    @property
+    def state_floats(self):
+        """Size of the states of one sequence [HV,K,V]."""
+        return self.value_heads * self.K * self.V
+
+    @property
+    def transition_floats(self):
+        """Size of the transitions of one sequence [HV,K,K]."""
+        return self.value_heads * self.K * self.K
+
+    def activation(self, options):
+        """The arguments that tell `prepare` and `step` what raw g, beta, q and k mean."""
+        return {"gate_form": GATES.index(options.gate), "beta_form": BETAS.index(options.beta),
+                "qk_l2norm": options.qk_l2norm, "lower_bound": options.lower_bound,
+                "scale": options.scale_for(self.K)}
+
+    def empty_like_values(self):
+        """An array for the output [T,HV,V], of the element type."""
+        return cupy.empty(self.v.shape, self.v.dtype)
+
+
+def take_problem(operands, target):
+    """The Problem of packed operands on the current device. Inputs of mixed types are computed in float32.
+
+    Raises InputError for float64 and for K or V above 256.
+    """
+    for name, size in (("k", operands.K), ("v", operands.V)):
+        if size > LARGEST_SIZE:
+            raise InputError(f"{name}: expected a head size of at most {LARGEST_SIZE} for engine 'cuda', got {size}")
+    if operands.state_dtype != np.float32:
+        raise InputError("engine: expected no float64 input for 'cuda', which computes in float32; 'numpy' and "
+                         "'reference' take float64")
+    arrays = {name: getattr(operands, name) for name in ("q", "k", "v", "g", "beta")}
+    types = {x.dtype for x in arrays.values()}
+    element = _ELEMENTS[types.pop()] if len(types) == 1 else "float32"
+    parameter = lambda x: None if x is None else _contiguous(x, np.float32)
+    return Problem(
+        **{name: _contiguous(x, _DTYPES[element]) for name, x in arrays.items()},
+        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias),
+        heads=operands.heads, value_heads=operands.value_heads, K=operands.K, V=operands.V, element=element,
+        plan=make_plan(operands.cu_seqlens, operands.value_heads, operands.K, operands.V, target.multiprocessors),
+        variant=variant(element, operands.K, target), target=target,
+    )
+
+
+def _contiguous(x, dtype):
+    """x itself where it will do."""
+    if x.dtype != dtype or not x.flags.c_contiguous:
+        return cupy.ascontiguousarray(x.astype(dtype))
+    return x if x.data.ptr % _VECTOR == 0 else x.copy()

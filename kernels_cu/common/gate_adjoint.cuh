@@ -1,0 +1,30 @@
+// Derivatives of the gate and beta forms of gate.cuh.
+#pragma once
+
+#include "common/gate.cuh"
+
+struct GateGradient {
+    float raw;   // of raw g, and of dt_bias
+    float rate;  // this token's and channel's part of the gradient of A_log
+};
+
+// d: gradient of the log decay.
+__device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, float rate, float bias,
+                                            float lower_bound) {
+    if (form == GateForm::kLog) return {d, 0.0f};
+    if (form == GateForm::kSoftplus) {
+        // A channel that was reset (log decay -inf) has gradient 0, and 0 * -inf is not to be summed.
+        const float of_rate = d == 0.0f ? 0.0f : d * log_decay(form, g, rate, bias, lower_bound);
+        return {-rate * sigmoid(g + bias) * d, of_rate};
+    }
+    const float x = rate * (g + bias);
+    const float dx = d * lower_bound * sigmoid(x) * sigmoid(-x);
+    return {rate * dx, dx * x};
+}
+
+// Gradient of raw beta from that of the activated one.
+__device__ inline float beta_adjoint(BetaForm form, float d, float beta) {
+    if (form == BetaForm::kValue) return d;
+    const float slope = sigmoid(beta) * sigmoid(-beta);
+    return d * (form == BetaForm::kLogit ? slope : 2.0f * slope);
+}

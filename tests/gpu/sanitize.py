@@ -1,0 +1,38 @@
+"""Small problems through every kernel, for compute-sanitizer: `compute-sanitizer --tool memcheck python -m tests.gpu.sanitize`.
+
+CuPy's pool is off, so that every array is an allocation of its own.
+"""
+
+import sys
+from pathlib import Path
+
+import cupy
+
+from kda_engine import cases
+from kda_engine.device import plan
+from kda_engine.engines.cuda import CudaEngine
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from device_run import stages  # noqa: E402
+
+
+def problems():
+    for dtype in ("bfloat16", "float32"):
+        for K, V in ((64, 64), (128, 128), (200, 40), (65, 129)):
+            yield cases.make("packed", dtype=dtype, heads=1, value_heads=2, K=K, V=V, lengths=(33, 0, 16, 5))
+        yield cases.make("ragged", dtype=dtype, K=128, V=128)
+        yield cases.make("softplus-logit2", dtype=dtype, K=128, V=128, lengths=(1, 3, 0))
+
+
+def main():
+    cupy.cuda.set_allocator(None)
+    for span_length in (plan.span_length, lambda *given: 1):
+        plan.span_length = span_length
+        plan._plan.cache_clear()
+        for case in problems():
+            stages(CudaEngine(), case)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Every kernel compiles for every target, by NVRTC and without a GPU; the launch table fits the compiled kernels.
+
+`python -m tests.test_compile` renews docs/kernels/resources.md.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from kda_engine.device import build, cubin, sources  # noqa: E402
+from kda_engine.device.kernels import KERNELS, POINTER  # noqa: E402
+from kda_engine.device.target import KNOWN  # noqa: E402
+
+REPORT = Path(__file__).resolve().parents[1] / "docs" / "kernels" / "resources.md"
+
+
+def jobs(target):
+    return [(kernel, variant) for kernel in KERNELS.values() for variant in kernel.variants(target)]
+
+
+@cache
+def compiled(architecture):
+    """(kernel, variant) -> (cubin, Resources) for one target."""
+    target = KNOWN[architecture]
+
+    def compile_one(job):
+        kernel, chosen = job
+        code, log = build.compile_file(kernel.file, chosen.defines, architecture)
+        return code, build.resources(log)[kernel.name]
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(jobs(target), pool.map(compile_one, jobs(target))))
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_every_kernel_compiles_and_fits_its_target(architecture):
+    for (kernel, chosen), (code, used) in compiled(architecture).items():
+        where = f"{kernel.name} {chosen} for {architecture}"
+        shared = cubin.static_shared_bytes(code, kernel.name) + kernel.shared(chosen)
+        assert shared <= KNOWN[architecture].shared_limit, where
+        assert used.registers * kernel.threads(chosen) <= 65536, where
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_launch_table_fits_the_compiled_parameters(architecture):
+    for (kernel, _), (code, _) in compiled(architecture).items():
+        sizes = [8 if kind is POINTER else np.dtype(kind).itemsize for _, kind in kernel.parameters]
+        assert cubin.parameter_sizes(code, kernel.name) == sizes, kernel.name
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_launch_table_names_the_parameters_in_order(kernel):
+    text = (sources.ROOT / kernel.file).read_text()
+    declared = re.search(rf"^ *{kernel.name}\((.*?)\) {{", text, re.MULTILINE | re.DOTALL).group(1)
+    kinds = {"int": np.int32, "float": np.float32, "i64": np.int64}
+    found = []
+    for parameter in declared.split(","):
+        words = parameter.split()
+        kind, name = " ".join(words[:-1]), words[-1]
+        found.append((name, POINTER if kind.endswith("*") else kinds[kind]))
+    assert tuple(found) == kernel.parameters
+
+
+LAYERS = ("common", "ptx", "tile", "varlen", "kernels")
+
+
+def test_includes_point_one_way():
+    for path in sources.ROOT.rglob("*.cu*"):
+        name = str(path.relative_to(sources.ROOT))
+        for included in sources.includes(name):
+            assert (sources.ROOT / included).is_file(), f"{name} includes {included}"
+            upward = LAYERS.index(included.split("/")[0]) > LAYERS.index(name.split("/")[0])
+            assert not upward and not included.endswith(".cu"), f"{name} includes {included}"
+
+
+def test_inline_ptx_only_in_ptx():
+    for path in sources.ROOT.rglob("*.cu*"):
+        if path.parent.name != "ptx":
+            assert not re.search(r"\basm\b", path.read_text()), path
+
+
+def test_resource_report_is_current():
+    """The digest lines always; the figures too where the compiler is the one that the report was made with."""
+    text, now = REPORT.read_text(), report()
+    lines = lambda report, start: [line for line in report.splitlines() if line.startswith(start)]
+    assert lines(text, "- ") == lines(now, "- "), "renew with `python -m tests.test_compile`"
+    if lines(text, "NVRTC") == lines(now, "NVRTC"):
+        assert text == now, "renew with `python -m tests.test_compile`"
+
+
+# Why a kernel spills, for each that does.
+SPILLS = {
+    "forward": "at K = 256 a warp's strip of the state alone is 128 registers a thread; with the operands that are "
+               "fetched ahead of the products that use them, the 255 that a thread may have do not suffice",
+    "summary": "at K = 256, as in `forward`",
+}
+
+
+def report():
+    """docs/kernels/resources.md: registers, shared memory and spills of every kernel, target by target."""
+    text = ["# Resources", "", "What the assembler reports, per kernel and variant. Made by `python -m tests.test_compile`.", "",
+            f"NVRTC {'.'.join(str(x) for x in build.compiler_version())}", ""]
+    text += [f"- {name}: sources {sources.digest(kernel.file)[:16]}" for name, kernel in KERNELS.items()]
+    spilling = set()
+    for architecture in KNOWN:
+        rows = defaultdict(list)
+        for (kernel, chosen), (code, used) in compiled(architecture).items():
+            shared = cubin.static_shared_bytes(code, kernel.name) + kernel.shared(chosen)
+            shown = ", ".join(f"{name[4:].lower()} {value}" for name, value in chosen.defines if name != "KDA_CHUNK")
+            rows[kernel.name].append(f"| {kernel.name} | {shown} | {used.registers} | {shared} | {used.stack} "
+                                     f"| {used.spill_stores} / {used.spill_loads} |")
+            if used.spill_stores or used.spill_loads:
+                spilling.add(kernel.name)
+        text += ["", f"## {architecture}", "",
+                 "| kernel | variant | registers | shared bytes | stack bytes | spill bytes stored / loaded |",
+                 "| --- | --- | --- | --- | --- | --- |"]
+        text += [row for name in KERNELS for row in rows[name]]
+    text += ["", "## Spills", ""]
+    text += [f"{name}: {SPILLS[name]}." for name in sorted(spilling)] or ["None."]
+    return "\n".join(text) + "\n"
+
+
+if __name__ == "__main__":
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    REPORT.write_text(report())
+    sys.exit(0)
