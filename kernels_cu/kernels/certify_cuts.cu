@@ -11,7 +11,8 @@
 // In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
 // Out: warmup_chunks [slot,HV]: chunks before the cut to run from zero, or -1: not within `chunks`, use the transition.
 //      bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
-// Grid: (HV, slots), 512 threads. A round covers one chunk a warp, the warps going back from the cut.
+// Grid: one block for each slot and head, the head fastest; 512 threads. A round covers one chunk a warp, the warps going
+// back from the cut.
 #include "common/gate.cuh"
 #include "common/shape.cuh"
 #include "ptx/approximate.cuh"
@@ -61,11 +62,12 @@ __device__ float chunk_bound(const Element* first, int row_elements, const float
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps)
     certify_cuts(const Element* g, const float* A_log, const float* dt_bias, const Cut* cuts, int* warmup_chunks,
-                 float* bounds, float lower_bound, float log_tolerance) {
+                 float* bounds, int heads, float lower_bound, float log_tolerance) {
     __shared__ float bias[kSize];
     __shared__ float sums[kWarps];
-    const int heads = gridDim.x, head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Cut cut = cuts[blockIdx.y];
+    const int slot = blockIdx.x / heads, head = blockIdx.x % heads;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Cut cut = cuts[slot];
     if (threadIdx.x < kSize) {
         bias[threadIdx.x] = dt_bias != nullptr ? dt_bias[static_cast<i64>(head) * kSize + threadIdx.x] : 0.0f;
     }
@@ -87,8 +89,7 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps)
         }
     }
     if (threadIdx.x == 0) {
-        const i64 at = static_cast<i64>(blockIdx.y) * heads + head;
-        warmup_chunks[at] = found;
-        bounds[at] = reached;
+        warmup_chunks[blockIdx.x] = found;
+        bounds[blockIdx.x] = reached;
     }
 }

@@ -6,8 +6,8 @@
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
 //      S_r; afterwards slot first + r holds state_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
 //      (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and M_r is not read.
-// Grid: (value blocks of kColumns, HV * chains), 256 threads, kSharedBytes of dynamic shared memory. A block reads and
-// writes only its own columns; M_(r+1) is copied while M_r is applied.
+// Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads, kSharedBytes
+// of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is applied.
 #include "common/types.cuh"
 #include "ptx/cp_async.cuh"
 
@@ -42,14 +42,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int heads) {
     extern __shared__ __align__(16) float shared[];
     float* state = shared + 2 * kMatrix;
-    const int head = blockIdx.y % heads;
-    const Chain chain = chains[blockIdx.y / heads];
+    const int first_column = blockIdx.x % (kSize / kColumns) * kColumns, chain_and_head = blockIdx.x / (kSize / kColumns);
+    const int head = chain_and_head % heads;
+    const Chain chain = chains[chain_and_head / heads];
     if (chain.links == 0) return;
     const int row = threadIdx.x / 2, column = kOwn * (threadIdx.x % 2);
     const i64 slot_size = static_cast<i64>(heads) * kSize * kSize;
     const i64 offset = chain.first_slot * slot_size + static_cast<i64>(head) * kSize * kSize;
     const float* matrix = transitions + offset + slot_size;
-    float* own = carried + offset + row * kSize + blockIdx.x * kColumns + column;
+    float* own = carried + offset + row * kSize + first_column + column;
 
     // Uniform in the block.
     const auto certified = [&](int link) {

@@ -1,29 +1,29 @@
-// The fused chain for K = V = 128, 16-bit inputs and the `lower_bound` gate: activation, chunk operands and the
-// recurrence of one piece, value head and block of value columns in one thread block.
+// The fused chain for K = V = 128, 16-bit inputs, the `lower_bound` gate, normalised q and k and beta in [0, 2]:
+// activation, chunk operands and the recurrence of one piece, value head and block of value columns in a thread block.
 //
 //   per chunk of 16 tokens, S [128, columns] carried from chunk to chunk in float32 registers:
 //     gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
 //     G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  Nb = (I + Diag(beta) G)^-1 Diag(beta),  Kr = K- e^gamma_C
 //     U = Nb (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
-//   with q and k normalised. The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
+//   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
 //
 // KDA_OUTPUTS 1: reads all tokens and writes out and the last states.
 // KDA_OUTPUTS 0: writes only what the pieces carry, the last state or (Carried::kTransition) the transition.
 //
 // In:  q, k [T,H,128], v [T,HV,128], g [T,HV,128], beta [T,HV] of one 16-bit type, contiguous, 16-byte aligned;
-//      A_log [HV], dt_bias [HV,128] float32 or null; initial_state [N,HV,128,128] float32 or null (zeros), its strides
-//      along K and V (in elements) state_stride_k and state_stride_v, 16384 a head; pieces and, null or not, warmup_chunks
-//      (varlen/work_item.cuh).
-// Out: out [T,HV,128] of the inputs' type, final_state float32 like initial_state, carried and transitions
-//      [slot,HV,128,128] float32 ([K,V] and [out,in] order). Every element of a piece is written, nothing else.
-// Grid: at most one block a multiprocessor, items dealt in turns: 384 threads, Shared::kBytes of dynamic shared memory.
+//      A_log [HV], dt_bias [HV,128] float32 or null; initial_state [N,HV,128,128] float32; pieces and, null or not,
+//      warmup_chunks (varlen/work_item.cuh).
+// Out: out [T,HV,128] of the inputs' type; final_state, carried [slot,HV,128,128] float32, [K,V]; transitions likewise,
+//      [out,in]. Every element of a piece is written, nothing else.
+// Grid: at most one block a multiprocessor, items dealt in turns; kThreads threads, Shared::kBytes of dynamic shared
+// memory.
 //
-// Warps 0 to 3 carry the state (columns of kOwn x 16 a warp, transposed: value columns are rows of the accumulators).
-// Warps 4 to 11 prepare: chunk c belongs to preparation warp c % 8 and to slot c % kSlots of a ring. In a slot the raw
-// q, k, g become Q+, K+, Kr in place (a warp owns its chunk's rows); v is overwritten by the outputs on their way out.
-// Barriers of a slot, at which every lane concerned arrives: loaded (its copies have landed), prepared, released (the
-// carrying warps are done, the slot may be loaded again). A warp that starts on chunk c issues the copies of chunk
-// c + 4.
+// One warpgroup for every 64 value columns carries the state, transposed: value columns are rows of the accumulators.
+// Eight more warps prepare: chunk c belongs to preparation warp c % 8 and to slot c % kSlots of a ring. In a slot the
+// raw q, k, g become Q+, K+, Kr in place (a warp owns its chunk's rows); v is overwritten by the outputs on their way
+// out. Barriers of a slot, at which every lane concerned arrives: loaded (its copies have landed), prepared, released
+// (the carrying warps are done, the slot may be loaded again). A warp that starts on chunk c issues the copies of
+// chunk c + 4.
 #include "common/gate.cuh"
 #include "ptx/approximate.cuh"
 #include "ptx/cp_async_zfill.cuh"
@@ -31,7 +31,9 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_tf32.cuh"
 #include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_access.cuh"
 #include "ptx/stmatrix.cuh"
+#include "ptx/wgmma.cuh"
 #include "tile/half_pair.cuh"
 #include "tile/swizzled_tile.cuh"
 #include "tile/unit_inverse.cuh"
@@ -42,28 +44,29 @@ namespace {
 using Pair = HalfPair<Element>;
 
 constexpr bool kOutputs = KDA_OUTPUTS != 0;
-constexpr bool kNormalise = KDA_NORMALISE != 0;
 constexpr BetaForm kBetaForm = static_cast<BetaForm>(KDA_BETA_FORM);
+static_assert(kBetaForm != BetaForm::kValue, "the range of the float16 operands relies on beta in [0, 2]");
 
 constexpr int kSize = 128;
 constexpr int kSteps = kSize / 16;
 constexpr int kStateSize = kSize * kSize;
 
-constexpr int kCarryWarps = 4;
+constexpr int kColumns = KDA_COLUMNS;
+constexpr int kGroups = kColumns / SwizzledTile::kColumns;
+static_assert(kColumns == 64 * kGroups && (kGroups == 1 || kGroups == 2));
+
+constexpr int kCarryWarps = 4 * kGroups;
 constexpr int kPrepareWarps = 8;
 constexpr int kThreads = 32 * (kCarryWarps + kPrepareWarps);
-// Groups of 16 value columns a carrying warp owns, and the columns of a block.
-constexpr int kOwn = KDA_COLUMNS / 64;
-constexpr int kColumns = 64 * kOwn;
-static_assert(kColumns == KDA_COLUMNS && (kOwn == 1 || kOwn == 2));
 
-// One block a multiprocessor: 168 registers a thread at launch, then 8 x 32 x 144 + 4 x 32 x 216 = 12 x 32 x 168.
-constexpr int kPrepareRegisters = 144;
-constexpr int kCarryRegisters = 216;
-static_assert(kPrepareWarps * kPrepareRegisters + kCarryWarps * kCarryRegisters == 168 * kThreads / 32);
+// One block a multiprocessor: what a thread gets at launch, and after the roles have traded.
+constexpr int kLaunchRegisters = kGroups == 2 ? 128 : 168;
+constexpr int kPrepareRegisters = kGroups == 2 ? 112 : 144;
+constexpr int kCarryRegisters = kGroups == 2 ? 144 : 216;
+static_assert(kPrepareWarps * kPrepareRegisters + kCarryWarps * kCarryRegisters == kLaunchRegisters * kThreads / 32);
 
-// Steps of 16 channels laid out side by side: more hide more latency, fewer spare the instruction cache.
-constexpr int kPrepareUnroll = KDA_PREPARE_UNROLL;
+// Steps of 16 channels laid out side by side. The two roles' loops share an instruction cache that eight steps overflow.
+constexpr int kPrepareUnroll = 1;
 
 constexpr int kSlots = 12;
 constexpr int kLoadAhead = 4;
@@ -73,31 +76,33 @@ static_assert(kLoadAhead * 2 == kPrepareWarps, "the first four chunks are loaded
 // Gates are summed as 1024 sigma in float16: below one they would be subnormal for slow channels.
 constexpr float kGateScale = 1024.0f;
 
-using KeyTile = SwizzledTile<kSize>;
-using ValueTile = SwizzledTile<kColumns>;
-
 // e^gamma_C in the order in which a carrying lane reads it: [lane % 4][step][group of 8 channels][2], padded.
 constexpr int kDecayStride = 4 * kSteps + 4;
 
+// Tiles of 64 channels lie in pairs. K+ and Q+ alternate, so that 32 rows of one half of the channels are one operand.
 struct Slot {
-    static constexpr int kQuery = 0;
-    static constexpr int kKey = kQuery + KeyTile::kBytes;
-    static constexpr int kGate = kKey + KeyTile::kBytes;
-    static constexpr int kValue = kGate + KeyTile::kBytes;
-    static constexpr int kSolve = kValue + SwizzledTile<kSize>::kBytes;
+    static constexpr int kKey = 0;
+    static constexpr int kQuery = kKey + SwizzledTile::kBytes;
+    static constexpr int kKeyDistance = 2 * SwizzledTile::kBytes;
+    static constexpr int kGate = kKey + 2 * kKeyDistance;
+    static constexpr int kGateDistance = SwizzledTile::kBytes;
+    static constexpr int kValue = kGate + 2 * kGateDistance;
+    static constexpr int kValueDistance = SwizzledTile::kBytes;
+    static constexpr int kSolve = kValue + 2 * kValueDistance;
     static constexpr int kAttend = kSolve + BlockedSquare::kBytes;
+    // Diag(beta) G in float32 until the solve is done, in the place of the two squares.
+    static constexpr int kLower = kSolve;
     static constexpr int kDecay = kAttend + BlockedSquare::kBytes;
-    // Tiles start at multiples of their row length.
-    static constexpr int kBytes = (kDecay + 4 * kDecayStride * 4 + 255) / 256 * 256;
+    // The swizzle wants tiles at multiples of 1024 bytes.
+    static constexpr int kBytes = (kDecay + 4 * kDecayStride * 4 + 1023) / 1024 * 1024;
 };
+static_assert(16 * 16 * 4 <= 2 * BlockedSquare::kBytes);
 
 struct Shared {
-    static constexpr int kLower = kSlots * Slot::kBytes;                 // Diag(beta) G, per preparation warp
-    static constexpr int kBias = kLower + kPrepareWarps * 16 * 16 * 4;   // scaled dt_bias of its head, likewise
+    static constexpr int kBias = kSlots * Slot::kBytes;                  // scaled dt_bias, per preparation warp
     static constexpr int kBarriers = kBias + kPrepareWarps * kSize * 4;  // loaded, prepared, released
     static constexpr int kBytes = kBarriers + 3 * kSlots * 8;
 };
-static_assert(Shared::kBytes <= 227 * 1024);
 static_assert(Shared::kBytes == KDA_SHARED_BYTES, "the launch table must know");
 
 __device__ u32 loaded_barrier(u32 shared, int slot) { return shared + Shared::kBarriers + 8 * slot; }
@@ -122,26 +127,26 @@ struct Inputs {
     float lower_bound;
 };
 
-// Issues the copies of one 16-row tile, row by row behind each other; rows from `length` on become zeros (their
-// addresses are then not read).
-template <int kTileColumns>
-struct TileCopy {
-    static constexpr int kPieces = kTileColumns / 8;
+// The copies of 16 rows of kTiles x 64 columns, a few rows a round; rows from `length` on become zeros (their addresses
+// are then not read).
+template <int kTiles>
+struct RowCopy {
+    static constexpr int kPieces = 8 * kTiles;
     static constexpr int kRows = 32 / kPieces;
     static constexpr int kRounds = 16 / kRows;
 
-    u32 tile;
+    u32 tiles;
     const Element* from;
     i64 stride;
 
-    __device__ TileCopy(u32 tile, const Element* first, int row_elements, int lane)
-        : tile(tile),
+    __device__ RowCopy(u32 tile, int distance, const Element* first, int row_elements, int lane)
+        : tiles(tile + (lane % kPieces / 8) * distance),
           from(first + static_cast<i64>(lane / kPieces) * row_elements + 8 * (lane % kPieces)),
           stride(static_cast<i64>(kRows) * row_elements) {}
 
     __device__ void round(int i, int length, int lane) {
         const int row = i * kRows + lane / kPieces;
-        cp_async_or_zero(tile + SwizzledTile<kTileColumns>::piece(row, lane % kPieces), from, row < length);
+        cp_async_or_zero(tiles + SwizzledTile::piece(row, lane % 8), from, row < length);
         from += stride;
     }
 };
@@ -149,23 +154,23 @@ struct TileCopy {
 __device__ void load_chunk(const Inputs& in, const Cursor& cursor, u32 slot, u32 loaded, int lane) {
     const i64 token = cursor.token();
     const int length = cursor.length();
-    const int key_head = cursor.head / (in.heads / in.key_heads);
-    const i64 key_offset = (token * in.key_heads + key_head) * kSize;
+    const int key_row = in.key_heads * kSize, value_row = in.heads * kSize;
+    const i64 key_offset = (token * in.key_heads + cursor.key_head) * kSize;
     const i64 value_offset = (token * in.heads + cursor.head) * kSize;
-    TileCopy<kSize> k(slot + Slot::kKey, in.k + key_offset, in.key_heads * kSize, lane);
-    TileCopy<kSize> g(slot + Slot::kGate, in.g + value_offset, in.heads * kSize, lane);
-    TileCopy<kSize> q(slot + Slot::kQuery, in.q + key_offset, in.key_heads * kSize, lane);
+    RowCopy<2> k(slot + Slot::kKey, Slot::kKeyDistance, in.k + key_offset, key_row, lane);
+    RowCopy<2> g(slot + Slot::kGate, Slot::kGateDistance, in.g + value_offset, value_row, lane);
+    RowCopy<2> q(slot + Slot::kQuery, Slot::kKeyDistance, in.q + key_offset, key_row, lane);
 #pragma unroll
-    for (int i = 0; i < TileCopy<kSize>::kRounds; ++i) {
+    for (int i = 0; i < RowCopy<2>::kRounds; ++i) {
         k.round(i, length, lane);
         g.round(i, length, lane);
         if constexpr (kOutputs) q.round(i, length, lane);
     }
     if (cursor.piece.carried == Carried::kState) {
-        TileCopy<kColumns> v(slot + Slot::kValue, in.v + value_offset + cursor.split * kColumns, in.heads * kSize,
-                             lane);
+        RowCopy<kGroups> v(slot + Slot::kValue, Slot::kValueDistance, in.v + value_offset + cursor.split * kColumns,
+                           value_row, lane);
 #pragma unroll
-        for (int i = 0; i < TileCopy<kColumns>::kRounds; ++i) v.round(i, length, lane);
+        for (int i = 0; i < RowCopy<kGroups>::kRounds; ++i) v.round(i, length, lane);
     }
     mbarrier_arrive_after_copies(loaded);
 }
@@ -176,9 +181,12 @@ __device__ float2 log2_norms(u32 tile, int lane) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         u32 a[4];
-        ldmatrix(a, KeyTile::at_step(tile + KeyTile::rows_first(lane), step));
-        Pair::multiply(low, a, a[0], a[2]);
-        Pair::multiply(high, a, a[1], a[3]);
+        ldmatrix(a, SwizzledTile::step(tile + SwizzledTile::rows_first(lane), step, Slot::kKeyDistance));
+        // In halves: whole B fragments would have to be moved together first.
+        Pair::multiply_half(low, a[0], a[1], a[0]);
+        Pair::multiply_half(high, a[0], a[1], a[1]);
+        Pair::multiply_half(low, a[2], a[3], a[2]);
+        Pair::multiply_half(high, a[2], a[3], a[3]);
     }
     // Row g's square is in column g, held by lane g / 2 of the row's four.
     const int g = lane >> 2;
@@ -189,7 +197,6 @@ __device__ float2 log2_norms(u32 tile, int lane) {
 }
 
 __device__ float activated_beta(float beta) {
-    if constexpr (kBetaForm == BetaForm::kValue) return beta;
     const float s = rcp(1.0f + ex2_flushed(-kLog2E * beta));
     return kBetaForm == BetaForm::kLogit ? s : 2.0f * s;
 }
@@ -204,11 +211,11 @@ __device__ u32 scaled_sigmoids(u32 raw, float rate, float bias) {
 }
 
 // Turns a loaded slot into operands. rate and bias give -log2(e) exp(A_log) (g + dt_bias); unit is the log2 decay of
-// one unit of a summed gate; beta is that of token lane % 16, zero where there is none.
-__device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, const float* bias, float rate, float unit,
-                              float beta, float2 key_norm, float2 query_norm, int lane) {
+// one unit of a summed gate; raw_beta is that of token lane % 16 if it exists, on its way from global memory.
+__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, float rate, float unit,
+                              Element raw_beta, int length, float2 key_norm, float2 query_norm, int lane) {
     const int g = lane >> 2, t = lane & 3;
-    const u32 fragment = slot + KeyTile::rows_first(lane);
+    const u32 fragment = slot + SwizzledTile::rows_first(lane);
 
     // Row i of the first sums tokens 0 to i, every row of the second all of them.
     const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
@@ -221,9 +228,10 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
     float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
 #pragma unroll kPrepareUnroll
     for (int step = 0; step < kSteps; ++step) {
-        const u32 place = KeyTile::at_step(fragment, step);
+        const u32 place = SwizzledTile::step(fragment, step, Slot::kKeyDistance);
+        const u32 gate_place = SwizzledTile::step(fragment, step, Slot::kGateDistance) + Slot::kGate;
         u32 gates[4], keys[4], queries[4], keys_out[4];
-        ldmatrix_transposed(gates, place + Slot::kGate);
+        ldmatrix_transposed(gates, gate_place);
         ldmatrix(keys, place + Slot::kKey);
         if constexpr (kOutputs) ldmatrix(queries, place + Slot::kQuery);
         float decays[4];
@@ -280,7 +288,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
             }
         }
         stmatrix(place + Slot::kKey, keys);
-        stmatrix(place + Slot::kGate, keys_out);
+        stmatrix(gate_place, keys_out);
         if constexpr (kOutputs) stmatrix(place + Slot::kQuery, queries);
         if (g == 0) {
             *reinterpret_cast<float4*>(memory + Slot::kDecay + 4 * (t * kDecayStride + 4 * step)) =
@@ -288,26 +296,18 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
         }
     }
 
-    const int column = 2 * t;
-    if constexpr (kOutputs) {
-        u32* attend = reinterpret_cast<u32*>(memory + Slot::kAttend) + lane;
-        const bool first = column <= g, second = column + 1 <= g;
-        attend[0] = pack_f16(first ? queries_low[0] : 0.0f, second ? queries_low[1] : 0.0f);
-        attend[32] = 0;
-        attend[64] = pack_f16(queries_low[2], queries_low[3]);
-        attend[96] = pack_f16(first ? queries_high[2] : 0.0f, second ? queries_high[3] : 0.0f);
-    }
-
+    const float beta = (lane & 15) < length ? activated_beta(to_float(raw_beta)) : 0.0f;
     // The solve uses nothing on or above the diagonal, so nothing is masked.
     const float beta_early = __shfl_sync(0xffffffffu, beta, g);
     const float beta_late = __shfl_sync(0xffffffffu, beta, g + 8);
-    float2* rows = reinterpret_cast<float2*>(lower);
-    rows[g * 8 + t] = make_float2(keys_low[0] * beta_early, keys_low[1] * beta_early);
-    rows[(g + 8) * 8 + t] = make_float2(keys_low[2] * beta_late, keys_low[3] * beta_late);
-    rows[(g + 8) * 8 + 4 + t] = make_float2(keys_high[2] * beta_late, keys_high[3] * beta_late);
+    float2* lower = reinterpret_cast<float2*>(memory + Slot::kLower);
+    lower[g * 8 + t] = make_float2(keys_low[0] * beta_early, keys_low[1] * beta_early);
+    lower[(g + 8) * 8 + t] = make_float2(keys_low[2] * beta_late, keys_low[3] * beta_late);
+    lower[(g + 8) * 8 + 4 + t] = make_float2(keys_high[2] * beta_late, keys_high[3] * beta_late);
     __syncwarp();
     float solve[16];
-    unit_lower_inverse(solve, lower, lane);
+    unit_lower_inverse(solve, reinterpret_cast<const float*>(memory + Slot::kLower), lane);
+    __syncwarp();
     if (lane < 16) {
 #pragma unroll
         for (int row = 0; row < 16; ++row) {
@@ -315,35 +315,42 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, float* lower, con
                 cvt_f16_f32(solve[row] * beta);
         }
     }
+    if constexpr (kOutputs) {
+        u32* attend = reinterpret_cast<u32*>(memory + Slot::kAttend) + lane;
+        const bool first = 2 * t <= g, second = 2 * t + 1 <= g;
+        attend[0] = pack_f16(first ? queries_low[0] : 0.0f, second ? queries_low[1] : 0.0f);
+        attend[32] = 0;
+        attend[64] = pack_f16(queries_low[2], queries_low[3]);
+        attend[96] = pack_f16(first ? queries_high[2] : 0.0f, second ? queries_high[3] : 0.0f);
+    }
 }
 
 __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, const Inputs& in) {
     const int warp = threadIdx.x / 32 - kCarryWarps, lane = threadIdx.x % 32;
-    float* lower = reinterpret_cast<float*>(memory + Shared::kLower) + warp * 16 * 16;
     float* bias = reinterpret_cast<float*>(memory + Shared::kBias) + warp * kSize;
 
     Cursor cursor = Cursor::at_start(work);
-    Cursor next = cursor;
-    RingPlace<kSlots> place = {warp, 0}, next_place = {(warp + kLoadAhead) % kPrepareWarps, 0};
-    cursor.advance(work, place.slot);
-    next.advance(work, next_place.slot);
-    const auto load_next = [&] {
-        if (next.done(work)) return;
-        wait(released_barrier(shared, next_place.slot), next_place.parity ^ 1);
-        load_chunk(in, next, shared + next_place.slot * Slot::kBytes, loaded_barrier(shared, next_place.slot), lane);
-        next.advance(work, kPrepareWarps);
-        next_place.advance(kPrepareWarps);
+    RingPlace<kSlots> place = {warp, 0};
+    const auto load = [&](const Cursor& ahead, const RingPlace<kSlots>& at) {
+        if (ahead.done(work)) return;
+        wait(released_barrier(shared, at.slot), at.parity ^ 1);
+        load_chunk(in, ahead, shared + at.slot * Slot::kBytes, loaded_barrier(shared, at.slot), lane);
     };
-    if (warp >= kLoadAhead) load_next();
+    if (warp >= kLoadAhead) {
+        cursor.advance(work, warp - kLoadAhead);
+        load(cursor, {warp - kLoadAhead, 0});
+        cursor.advance(work, kLoadAhead);
+    } else {
+        cursor.advance(work, warp);
+    }
 
     int head = -1;
     float rate = 0.0f;
     const float unit = in.lower_bound * kLog2E / kGateScale;
     while (!cursor.done(work)) {
         const int length = cursor.length();
-        float raw_beta = 0.0f;
-        const int token = lane & 15;
-        if (token < length) raw_beta = to_float(in.beta[(cursor.token() + token) * in.heads + cursor.head]);
+        // Of an existing token in any case, to need no branch.
+        const Element raw_beta = in.beta[(cursor.token() + min(lane & 15, length - 1)) * in.heads + cursor.head];
         if (cursor.head != head) {
             head = cursor.head;
             // Not zero, so that the -inf of a missing token stays one.
@@ -362,21 +369,23 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
         wait(loaded_barrier(shared, place.slot), place.parity);
         if (length < kChunk) {
             // A missing token has gate -inf: it decays nothing. Its k, q and beta are zero.
-            for (int i = lane; i < (kChunk - length) * (KeyTile::kRowBytes / 16); i += 32) {
-                constexpr u32 kFill = Pair::kMinusInfinity;
-                reinterpret_cast<uint4*>(slot_memory + Slot::kGate + length * KeyTile::kRowBytes)[i] =
+            constexpr u32 kFill = Pair::kMinusInfinity;
+            const int half = lane / 16 * Slot::kGateDistance;
+            for (int row = length + lane % 16 / 8; row < kChunk; row += 2) {
+                *reinterpret_cast<uint4*>(slot_memory + Slot::kGate + half + SwizzledTile::piece(row, lane % 8)) =
                     make_uint4(kFill, kFill, kFill, kFill);
             }
             __syncwarp();
         }
-        float2 key_norm = make_float2(0.0f, 0.0f), query_norm = key_norm;
-        if constexpr (kNormalise) {
-            key_norm = log2_norms(slot + Slot::kKey, lane);
-            if constexpr (kOutputs) query_norm = log2_norms(slot + Slot::kQuery, lane);
-        }
-        load_next();
-        prepare_chunk(slot_memory, slot, lower, bias, rate, unit, token < length ? activated_beta(raw_beta) : 0.0f,
-                      key_norm, query_norm, lane);
+        const float2 key_norm = log2_norms(slot + Slot::kKey, lane);
+        const float2 query_norm = kOutputs ? log2_norms(slot + Slot::kQuery, lane) : make_float2(0.0f, 0.0f);
+        Cursor ahead = cursor;
+        RingPlace<kSlots> place_ahead = place;
+        ahead.advance(work, kLoadAhead);
+        place_ahead.advance(kLoadAhead);
+        load(ahead, place_ahead);
+        prepare_chunk(slot_memory, slot, bias, rate, unit, raw_beta, length, key_norm, query_norm, lane);
+        fence_shared_for_wgmma();
         mbarrier_arrive(prepared_barrier(shared, place.slot));
         cursor.advance(work, kPrepareWarps);
         place.advance(kPrepareWarps);
@@ -389,197 +398,246 @@ struct States {
     float* final_state;
     float* carried;
     float* transitions;
-    i64 stride_k;
-    i64 stride_v;
 };
 
-// The lane's part of the transposed state: value column first_column + 16 own + lane / 4 (+ 8 in elements 2 and 3),
-// channel 8 group + 2 (lane % 4) (+ 1 in elements 1 and 3).
+// Largest value and state (a bound on a column's norm) in the units of the float16 operands; both keep U, at most
+// beta (|v| + |S^T k|) with beta <= 2, below 65504.
+constexpr float kLargestValue = 256.0f;
+constexpr float kLargestBound = 16384.0f;
+// Below this a column's operands would lose bits to subnormals.
+constexpr float kSmallestBound = 1.0f / 64.0f;
+constexpr float kRootSize = 11.3137085f;  // sqrt(kSize), rounded up
+// What a chunk adds to a column's norm at most, over the largest |v|.
+constexpr float kGrowth = 2.0f * kChunk;
+
+__device__ float reciprocal_of_power(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
+
+__device__ float largest_of_warp(float x) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
+}
+
+// The power of two, within [2^-60, 2^60], that brings x to about 64.
+__device__ float factor_to_middle(float x) {
+    const int exponent = static_cast<int>(__float_as_uint(x) >> 23) - 127;
+    return __uint_as_float(static_cast<u32>(127 + max(-60, min(60, 6 - exponent))) << 23);
+}
+
+// A lane's part of the transposed state: element 4 group + i is value column first_column + lane / 4 (+ 8 for i >= 2),
+// channel 8 group + 2 (lane % 4) (+ 1 for odd i). The registers hold the state times unit, a power of two; bound is at
+// least the 2-norm of any of the warp's columns of registers.
 struct State {
-    float value[kOwn][kSize / 8][4];
+    float value[kSize / 2];
+    float unit;
+    float bound;
 
     template <typename Visit>
     __device__ void visit(int first_column, int lane, Visit&& at) {
 #pragma unroll
-        for (int own = 0; own < kOwn; ++own) {
-#pragma unroll
-            for (int group = 0; group < kSize / 8; ++group) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    at(8 * group + 2 * (lane & 3) + (i & 1), first_column + 16 * own + (lane >> 2) + 8 * (i >> 1),
-                       value[own][group][i]);
-                }
-            }
+        for (int i = 0; i < kSize / 2; ++i) {
+            at(8 * (i / 4) + 2 * (lane & 3) + (i & 1), first_column + (lane >> 2) + 8 * ((i >> 1) & 1), value[i]);
         }
     }
 
-    __device__ void begin(const Cursor& cursor, const States& states, int heads, int first_column, int lane) {
+    __device__ float largest() const {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSize / 2; ++i) most = fmaxf(most, fabsf(value[i]));
+        return largest_of_warp(most);
+    }
+
+    // Where a piece's state comes from; null for zeros.
+    __device__ static const float* source(const Cursor& cursor, const States& states, int heads) {
         const int from = cursor.piece.state_in;
-        const float* source = nullptr;
-        i64 stride_k = kSize, stride_v = 1;
-        if (from >= 0) {
-            source = states.carried + (static_cast<i64>(from) * heads + cursor.head) * kStateSize;
-        } else if (from != kNowhere && states.initial_state != nullptr) {
-            source = states.initial_state + (static_cast<i64>(-1 - from) * heads + cursor.head) * kStateSize;
-            stride_k = states.stride_k;
-            stride_v = states.stride_v;
-        }
+        if (from == kNowhere) return nullptr;
+        const float* buffer = from >= 0 ? states.carried : states.initial_state;
+        return buffer + (static_cast<i64>(from >= 0 ? from : -1 - from) * heads + cursor.head) * kStateSize;
+    }
+
+    __device__ void begin(const Cursor& cursor, const States& states, int heads, int first_column, int lane) {
+        const float* from = source(cursor, states, heads);
         if (cursor.piece.carried == Carried::kTransition) {
             visit(first_column, lane, [](int k, int v, float& x) { x = k == v ? 1.0f : 0.0f; });
-        } else if (source == nullptr) {
+        } else if (from == nullptr) {
             visit(first_column, lane, [](int, int, float& x) { x = 0.0f; });
         } else {
-            visit(first_column, lane, [&](int k, int v, float& x) { x = source[k * stride_k + v * stride_v]; });
+            visit(first_column, lane, [&](int k, int v, float& x) { x = from[k * kSize + v]; });
         }
+        unit = 1.0f;
+        bound = kRootSize * largest();
+        if (bound > kLargestBound || (bound < kSmallestBound && bound > 0.0f)) change_unit(factor_to_middle(bound));
+    }
+
+    // By a power of two.
+    __device__ void change_unit(float factor) {
+#pragma unroll
+        for (int i = 0; i < kSize / 2; ++i) value[i] *= factor;
+        unit *= factor;
+        bound *= factor;
     }
 
     __device__ void end(const Cursor& cursor, const States& states, int heads, int first_column, int lane) {
         const int to = cursor.piece.state_out;
         if (to == kNowhere) return;
-        float* target;
-        i64 stride_k = kSize, stride_v = 1;
-        if (to < 0) {
-            target = states.final_state + (static_cast<i64>(-1 - to) * heads + cursor.head) * kStateSize;
-            stride_k = states.stride_k;
-            stride_v = states.stride_v;
-        } else {
-            float* buffer = cursor.piece.carried == Carried::kTransition ? states.transitions : states.carried;
-            target = buffer + (static_cast<i64>(to) * heads + cursor.head) * kStateSize;
-        }
-        visit(first_column, lane, [&](int k, int v, float& x) { target[k * stride_k + v * stride_v] = x; });
+        float* buffer = to < 0 ? states.final_state
+                               : cursor.piece.carried == Carried::kTransition ? states.transitions : states.carried;
+        float* target = buffer + (static_cast<i64>(to < 0 ? -1 - to : to) * heads + cursor.head) * kStateSize;
+        const float restore = reciprocal_of_power(unit);
+        visit(first_column, lane, [&](int k, int v, float& x) { target[k * kSize + v] = restore * x; });
     }
 };
 
-// One chunk of the recurrence for a warp's columns. In its accumulators the value columns are rows and the tokens
-// columns, so every product's result is, packed, the A operand of the next.
-__device__ void carry_chunk(State& state, const unsigned char* memory, u32 slot, bool values, int warp, float scale,
-                            int lane) {
-    const int t = lane & 3;
-    const u32 row_operand = slot + KeyTile::columns_first(lane);
-    const u32 column_operand = slot + KeyTile::rows_first(lane);
+// Products of one chunk with the state: K+ S (columns 0 to 15, tokens) and Q+ S (columns 16 to 31), transposed.
+constexpr int kProducts = kOutputs ? 16 : 8;
 
-    float kept[kOwn][2][4] = {}, outputs[kOwn][2][4] = {};
+// The largest |v| of a warp's values, two a register.
+__device__ float largest_value(const u32 (&values)[4]) {
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most = __vmaxu2(most, values[i] & 0x7fff7fffu);
+    most = __reduce_max_sync(0xffffffffu, max(most & 0xffffu, most >> 16));
+    return Pair::unpack(most).x;
+}
+
+// Changes the unit of the state, and of what has been computed from it, where the chunk's values (at most `value`) or the
+// state have left the range of the operands. Exact: powers of two only.
+__device__ void keep_range(State& state, float (&products)[kProducts], float value) {
+    const float grown = fmaf(kGrowth * value, state.unit, state.bound);
+    if (value * state.unit <= kLargestValue && grown <= kLargestBound && (grown >= kSmallestBound || grown == 0.0f)) {
+        state.bound = grown;
+        return;
+    }
+    state.bound = fmaf(kGrowth * value, state.unit, kRootSize * state.largest());
+    const float factor = factor_to_middle(state.bound);
+    state.change_unit(factor);
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) products[i] *= factor;
+}
+
+// Starts K+ S and Q+ S of a chunk for a warpgroup's 64 columns, and decays the state. In the accumulators the value
+// columns are rows and the tokens columns, so every product's result is, packed, the A operand of the next.
+__device__ void start_products(State& state, float (&products)[kProducts], u32 slot, int lane) {
+    // Rounded and decayed before any product starts: the tensor cores own their registers while they run.
+    u32 rounded[kSteps][4];
+    const u32 decays = slot + Slot::kDecay + 4 * (lane & 3) * kDecayStride;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        u32 keys[4], queries[4];
-        ldmatrix(keys, KeyTile::at_step(row_operand, step) + Slot::kKey);
-        if constexpr (kOutputs) ldmatrix(queries, KeyTile::at_step(row_operand, step) + Slot::kQuery);
-        const float4 decay =
-            *reinterpret_cast<const float4*>(memory + Slot::kDecay + 4 * (t * kDecayStride + 4 * step));
-#pragma unroll
-        for (int own = 0; own < kOwn; ++own) {
-            float(&first)[4] = state.value[own][2 * step];
-            float(&second)[4] = state.value[own][2 * step + 1];
-            const u32 rounded[4] = {pack_f16(first[0], first[1]), pack_f16(first[2], first[3]),
-                                    pack_f16(second[0], second[1]), pack_f16(second[2], second[3])};
-            mma_f16(kept[own][0], rounded, keys[0], keys[1]);
-            mma_f16(kept[own][1], rounded, keys[2], keys[3]);
-            if constexpr (kOutputs) {
-                mma_f16(outputs[own][0], rounded, queries[0], queries[1]);
-                mma_f16(outputs[own][1], rounded, queries[2], queries[3]);
-            }
-            first[0] *= decay.x;
-            first[1] *= decay.y;
-            first[2] *= decay.x;
-            first[3] *= decay.y;
-            second[0] *= decay.z;
-            second[1] *= decay.w;
-            second[2] *= decay.z;
-            second[3] *= decay.w;
-        }
-    }
-
-    u32 solve[4], attend[4];
-    ldmatrix(solve, slot + Slot::kSolve + 16 * lane);
-    if constexpr (kOutputs) ldmatrix(attend, slot + Slot::kAttend + 16 * lane);
-    u32 updates[kOwn][4];
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-        u32 raw[4] = {0, 0, 0, 0}, residual[4];
-        const u32 place = ValueTile::at_step(slot + Slot::kValue + ValueTile::columns_first(lane), warp * kOwn + own);
-        if (values) ldmatrix_transposed(raw, place);
+        float* x = state.value + 8 * step;
+        const float4 decay = load_shared_float4(decays + 16 * step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float2 v = Pair::unpack(raw[i]);
-            residual[i] = pack_f16(v.x - kept[own][i >> 1][2 * (i & 1)], v.y - kept[own][i >> 1][2 * (i & 1) + 1]);
-        }
-        float update[2][4] = {};
-        mma_f16(update[0], residual, solve[0], solve[1]);
-        mma_f16(update[1], residual, solve[2], solve[3]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            updates[own][i] = pack_f16(update[i >> 1][2 * (i & 1)], update[i >> 1][2 * (i & 1) + 1]);
+            rounded[step][i] = pack_f16(x[2 * i], x[2 * i + 1]);
+            x[2 * i] *= i < 2 ? decay.x : decay.z;
+            x[2 * i + 1] *= i < 2 ? decay.y : decay.w;
         }
     }
-
+    constexpr u64 kRows = wgmma_layout(16, 8 * SwizzledTile::kRowBytes, true);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        u32 keys_out[4];
-        ldmatrix_transposed(keys_out, KeyTile::at_step(column_operand, step) + Slot::kGate);
-#pragma unroll
-        for (int own = 0; own < kOwn; ++own) {
-            mma_f16(state.value[own][2 * step], updates[own], keys_out[0], keys_out[1]);
-            mma_f16(state.value[own][2 * step + 1], updates[own], keys_out[2], keys_out[3]);
-        }
+        const int keys = Slot::kKey + (step >> 2) * Slot::kKeyDistance + (step & 3) * 32;
+        wgmma(products, rounded[step], wgmma_descriptor(kRows, slot / 16 + keys / 16), step > 0);
     }
+    wgmma_commit();
+}
+
+// The rest of the chunk, from its values (two a register, as in the A fragment): the state's update, which is still
+// under way on return, and the outputs, two tokens a register.
+__device__ void update_state(State& state, float (&products)[kProducts], const u32 (&values)[4], u32 slot, float scale,
+                             u32 (&packed)[4]) {
+    const float value = largest_value(values);
+    wgmma_wait<0>();
+    keep_range(state, products, value);
+
+    constexpr u64 kSquare = wgmma_layout(BlockedSquare::kAlongRow, BlockedSquare::kAlongColumn, false);
+    u32 residual[4], updates[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 v = Pair::unpack(values[i]);
+        residual[i] = pack_f16(fmaf(v.x, state.unit, -products[2 * i]), fmaf(v.y, state.unit, -products[2 * i + 1]));
+    }
+    float update[8];
+    wgmma_fence();
+    wgmma(update, residual, wgmma_descriptor(kSquare, slot / 16 + Slot::kSolve / 16), false);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) updates[i] = pack_f16(update[2 * i], update[2 * i + 1]);
+
+    float attended[8];
+    wgmma_fence();
+    if constexpr (kOutputs) {
+        wgmma(attended, updates, wgmma_descriptor(kSquare, slot / 16 + Slot::kAttend / 16), false);
+        wgmma_commit();
+    }
+    constexpr u64 kColumnsFirst = wgmma_layout(Slot::kGateDistance, 8 * SwizzledTile::kRowBytes, true);
+    wgmma_rows(state.value, updates, wgmma_descriptor(kColumnsFirst, slot / 16 + Slot::kGate / 16));
+    wgmma_commit();
 
     if constexpr (kOutputs) {
+        wgmma_wait<1>();
+        const float restore = scale * reciprocal_of_power(state.unit);
 #pragma unroll
-        for (int own = 0; own < kOwn; ++own) {
-            mma_f16(outputs[own][0], updates[own], attend[0], attend[1]);
-            mma_f16(outputs[own][1], updates[own], attend[2], attend[3]);
-            u32 packed[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                packed[i] = Pair::pack(scale * outputs[own][i >> 1][2 * (i & 1)],
-                                       scale * outputs[own][i >> 1][2 * (i & 1) + 1]);
-            }
-            // The warp's own columns of v have been read: the outputs take their place.
-            stmatrix_transposed(
-                ValueTile::at_step(slot + Slot::kValue + ValueTile::columns_first(lane), warp * kOwn + own), packed);
+        for (int i = 0; i < 4; ++i) {
+            packed[i] = Pair::pack(restore * (products[kProducts - 8 + 2 * i] + attended[2 * i]),
+                                   restore * (products[kProducts - 7 + 2 * i] + attended[2 * i + 1]));
         }
     }
 }
 
-// Sends a warp's columns of the outputs from the value tile to global memory.
-__device__ void store_outputs(const unsigned char* memory, Element* out, int row_elements, int length, int warp,
-                              int lane) {
-    constexpr int kPieces = 2 * kOwn;
-    const int piece = lane % kPieces;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-        // The eight lanes of one shared-memory access take rows whose pieces lie in different banks.
-        const int place = lane / kPieces;
-        const int row = kOwn == 2 ? 8 * i + ((place >> 1) | ((place & 1) << 2))
-                                  : ((place & 3) << 1) | ((place >> 2) & 1) | (place & 8);
-        const uint4 packed = *reinterpret_cast<const uint4*>(memory + Slot::kValue +
-                                                             ValueTile::piece(row, warp * kPieces + piece));
-        if (row < length) {
-            *reinterpret_cast<uint4*>(out + static_cast<i64>(row) * row_elements + piece * 8) = packed;
-        }
-    }
-}
+// The outputs of the chunk before, in its value tile: they leave for global memory, and the slot is released, while the
+// next chunk's products run.
+struct Outgoing {
+    Element* target;  // the lane's 16 bytes
+    int slot;         // number of the slot, kSlots when nothing is waiting
+    int length;       // tokens from the chunk's start to the piece's end
+};
 
-__device__ void carry(unsigned char* memory, u32 shared, const Work& work, const States& states, Element* out,
-                      float scale) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ void carry(u32 shared, const Work& work, const States& states, Element* out, float scale) {
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const u32 values_of_group = Slot::kValue + group * Slot::kValueDistance;
+    const u32 value_place = values_of_group + SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    // The eight lanes of one shared-memory access take rows whose pieces lie in different banks.
+    const int store_row = ((lane >> 1 & 3) << 1) | ((lane >> 3) & 1) | ((lane >> 1) & 8);
+    const u32 store_place = values_of_group + SwizzledTile::piece(store_row, 2 * warp + lane % 2);
+    const i64 chunk_elements = static_cast<i64>(kChunk) * work.heads * kSize;
+
     State state;
     RingPlace<kSlots> place = {0, 0};
+    Outgoing outgoing = {nullptr, kSlots, 0};
+    const auto fetch = [&] { return load_shared_uint4(shared + outgoing.slot * Slot::kBytes + store_place); };
+    const auto send = [&](uint4 outputs) {
+        if (outgoing.slot == kSlots) return;
+        if (store_row < outgoing.length) *reinterpret_cast<uint4*>(outgoing.target) = outputs;
+        mbarrier_arrive(released_barrier(shared, outgoing.slot));
+    };
     Cursor cursor = Cursor::at_start(work);
     while (!cursor.done(work)) {
-        const int first_column = cursor.split * kColumns + warp * kOwn * 16;
+        const int first_column = cursor.split * kColumns + group * SwizzledTile::kColumns + warp * 16;
+        Element* target = out + (cursor.token() * work.heads + cursor.head) * kSize + first_column +
+                          static_cast<i64>(store_row) * work.heads * kSize + lane % 2 * 8;
         const bool values = cursor.piece.carried == Carried::kState;
         state.begin(cursor, states, work.heads, first_column, lane);
-        for (cursor.chunk = 0; cursor.chunk < cursor.chunks; ++cursor.chunk) {
-            unsigned char* slot_memory = memory + place.slot * Slot::kBytes;
+        for (int left = cursor.piece.tokens; left > 0; left -= kChunk) {
+            const u32 slot = shared + place.slot * Slot::kBytes;
+            float products[kProducts];
+            u32 raw[4] = {0, 0, 0, 0}, packed[4];
             wait(prepared_barrier(shared, place.slot), place.parity);
-            carry_chunk(state, slot_memory, shared + place.slot * Slot::kBytes, values, warp, scale, lane);
+            // Asked for before the products start, to have arrived when they are under way.
+            if (values) ldmatrix_transposed(raw, slot + value_place);
+            uint4 outputs;
+            if (kOutputs && outgoing.slot != kSlots) outputs = fetch();
+            start_products(state, products, slot, lane);
+            if constexpr (kOutputs) send(outputs);
+            update_state(state, products, raw, slot, scale, packed);
             if constexpr (kOutputs) {
+                // The warp's own columns of v have been read: the outputs take their place.
+                stmatrix_transposed(slot + value_place, packed);
                 __syncwarp();
-                store_outputs(slot_memory, out + (cursor.token() * work.heads + cursor.head) * kSize + first_column,
-                              work.heads * kSize, cursor.length(), warp, lane);
+                outgoing = {target, place.slot, left};
+                target += chunk_elements;
             }
-            mbarrier_arrive(released_barrier(shared, place.slot));
+            wgmma_wait<0>();
+            if constexpr (!kOutputs) mbarrier_arrive(released_barrier(shared, place.slot));
             place.advance(1);
         }
         state.end(cursor, states, work.heads, first_column, lane);
@@ -587,6 +645,7 @@ __device__ void carry(unsigned char* memory, u32 shared, const Work& work, const
         cursor.item += gridDim.x;
         cursor.open(work);
     }
+    if (outgoing.slot != kSlots) send(fetch());
 }
 
 }  // namespace
@@ -595,9 +654,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_chain(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
                const float* A_log, const float* dt_bias, const float* initial_state, float* final_state,
                float* carried, float* transitions, Element* out, const Piece* pieces, const int* warmup_chunks, int items,
-               int key_heads, int heads, float lower_bound, float scale, i64 state_stride_k, i64 state_stride_v) {
+               int key_heads, int heads, float lower_bound, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
+    const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     if (threadIdx.x < kSlots) {
         mbarrier_init(loaded_barrier(shared, threadIdx.x), 32);
         mbarrier_init(prepared_barrier(shared, threadIdx.x), 32);
@@ -605,11 +664,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
 
-    const Work work = {pieces, warmup_chunks, items, heads, kSize / kColumns};
+    const Work work = {pieces, warmup_chunks, items, key_heads, heads, kSize / kColumns};
     if (threadIdx.x < 32 * kCarryWarps) {
         take_registers<kCarryRegisters>();
-        const States states = {initial_state, final_state, carried, transitions, state_stride_k, state_stride_v};
-        carry(memory, shared, work, states, out, scale);
+        const States states = {initial_state, final_state, carried, transitions};
+        carry(shared, work, states, out, scale);
     } else {
         give_registers<kPrepareRegisters>();
         const Inputs in = {q, k, v, g, beta, A_log, dt_bias, key_heads, heads, lower_bound};

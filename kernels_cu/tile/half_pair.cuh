@@ -15,7 +15,7 @@ struct HalfPair<BFloat16> {
         return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
     }
     __device__ static u32 pack(float low, float high) { return pack_bf16(low, high); }
-    __device__ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+    __device__ static void multiply_half(float (&d)[4], u32 a0, u32 a1, u32 b0) { mma_half_bf16(d, a0, a1, b0); }
 };
 
 template <>
@@ -25,5 +25,5 @@ struct HalfPair<Float16> {
         return make_float2(cvt_f32_f16(static_cast<u16>(x)), cvt_f32_f16(static_cast<u16>(x >> 16)));
     }
     __device__ static u32 pack(float low, float high) { return pack_f16(low, high); }
-    __device__ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(d, a, b0, b1); }
+    __device__ static void multiply_half(float (&d)[4], u32 a0, u32 a1, u32 b0) { mma_half_f16(d, a0, a1, b0); }
 };

@@ -30,6 +30,7 @@ struct Work {
     const Piece* pieces;
     const int* warmup_chunks;
     int items;
+    int key_heads;
     int heads;
     int splits;
 };
@@ -39,6 +40,7 @@ struct Cursor {
     int chunk;   // within the item
     int chunks;  // of the item
     Piece piece;
+    int key_head;
     int head;
     int split;
 
@@ -50,6 +52,7 @@ struct Cursor {
         split = item - static_cast<int>(lane_of_work) * work.splits;
         const unsigned row = lane_of_work / static_cast<unsigned>(work.heads);
         head = static_cast<int>(lane_of_work - row * work.heads);
+        key_head = head / (work.heads / work.key_heads);
         piece = work.pieces[row];
         chunks = (piece.tokens + kChunk - 1) / kChunk;
         if (work.warmup_chunks != nullptr && piece.state_out >= 0) shorten(work);
@@ -59,6 +62,7 @@ struct Cursor {
         const int wanted = work.warmup_chunks[static_cast<i64>(piece.state_out) * work.heads + head];
         if (wanted < 0) return;
         if (piece.carried == Carried::kTransition) {
+            piece.tokens = 0;
             chunks = 0;
             piece.state_out = kNowhere;
         } else if (wanted < chunks) {
