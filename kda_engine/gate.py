@@ -42,8 +42,11 @@ class Gate:
     def of(cls, operands, options, dtype):
         module = array_module(operands.k)
         HV, K = operands.value_heads, operands.K
-        rate = module.ones((HV, 1), dtype) if operands.A_log is None else module.exp(operands.A_log.astype(dtype, copy=False))[:, None]
-        bias = module.zeros((HV, K), dtype) if operands.dt_bias is None else operands.dt_bias.astype(dtype, copy=False)
+        rate, bias = module.ones((HV, 1), dtype), module.zeros((HV, K), dtype)
+        if operands.A_log is not None:
+            rate = module.exp(operands.A_log.astype(dtype, copy=False))[:, None]
+        if operands.dt_bias is not None:
+            bias = operands.dt_bias.astype(dtype, copy=False)
         return cls(options.gate, options.lower_bound, rate, bias)
 
     def log_decay(self, g):

@@ -117,7 +117,8 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     H, K = arrays["k"].shape[-2:]
     HV, V = arrays["v"].shape[-2:]
     if H == 0 or HV == 0 or K == 0 or V == 0:
-        raise InputError(f"k, v: expected at least one head and channel, got k{arrays['k'].shape}, v{arrays['v'].shape}")
+        raise InputError(f"k, v: expected at least one head and channel, got k{arrays['k'].shape}, "
+                         f"v{arrays['v'].shape}")
     if HV % H:
         raise InputError(f"v: expected a multiple of {H} value heads (q and k have {H}), got {HV}")
     shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": (HV, K), "beta": (HV,)}
@@ -154,9 +155,11 @@ def check_cu_seqlens(cu_seqlens, tokens):
     falls = np.flatnonzero(np.diff(bounds) < 0)
     if falls.size:
         i = int(falls[0])
-        raise InputError(f"cu_seqlens: expected non-decreasing bounds, got {bounds[i]} then {bounds[i + 1]} at index {i}")
+        raise InputError(f"cu_seqlens: expected non-decreasing bounds, got {bounds[i]} then {bounds[i + 1]} "
+                         f"at index {i}")
     if bounds[0] != 0 or bounds[-1] != tokens:
-        raise InputError(f"cu_seqlens: expected to start at 0 and end at T = {tokens}, got {bounds[0]} and {bounds[-1]}")
+        raise InputError(f"cu_seqlens: expected to start at 0 and end at T = {tokens}, got {bounds[0]} and "
+                         f"{bounds[-1]}")
     return bounds
 
 

@@ -87,7 +87,8 @@ class Exchange:
         return [pickle.loads(part.tobytes()) for part in parts]
 
     def start_send(self, x, to):
-        """Begin to send an array in slabs to one rank; returns the requests. x must stay as it is until they are done."""
+        """Begin to send an array in slabs to one rank; returns the requests. x must stay as it is
+        until they are done."""
         self.sent += x.nbytes
         return [self.comm.Isend([bits, kind], dest=to) for bits, kind in self._slabs(x)]
 

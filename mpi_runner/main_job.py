@@ -183,7 +183,8 @@ class _Run:
         sequences = lambda of: [(r.start if len(r) else 0, len(r)) for r in (getattr(s, of) for s in segments)]
         state = lambda x: layout.state_out(x, self.options.state_layout)
         state_shape = (N, HV, K, V) if self.options.state_layout == "KV" else (N, HV, V, K)
-        blocks = lambda kind, name: [getattr(getattr(result, kind)[group], name) for group, _ in self.share.named_groups]
+        groups = [group for group, _ in self.share.named_groups]
+        blocks = lambda kind, name: [getattr(getattr(result, kind)[group], name) for group in groups]
         shape = lambda name: (source.T,) + getattr(self.share.operands, name).shape[1:]
         ended, started = len(self.segment.ended), len(self.segment.started)
         parts = [

@@ -54,7 +54,8 @@ def describe(run, result, input_digest):
     skips = accumulate_bounds([row for _, of_rank in rows for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(), "ranks": [row for row, _ in rows], "decay_skip": skips,
+        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
+        "ranks": [row for row, _ in rows], "decay_skip": skips,
     }
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
@@ -78,7 +79,8 @@ def summary(report, path):
     lines += [f"{phase:<12}{seconds:>10.4f}" for phase, seconds in phases.items()]
     lines.append(f"sent between ranks: {sum(row['bytes_sent'] for row in ranks)} bytes")
     if dropped:
-        lines.append(f"transitions dropped by the {report['options']['decay_skip'] or 'certified'} rule: {dropped} heads")
+        rule = report["options"]["decay_skip"] or "certified"
+        lines.append(f"transitions dropped by the {rule} rule: {dropped} heads")
     return "\n".join(lines)
 
 

@@ -45,7 +45,8 @@ def set_at(name, index, value):
 BROKEN = {
     "missing dataset": (edit(lambda f: f.__delitem__("inputs/v")), [], ("in.h5", "/inputs/v")),
     "missing d_out": (edit(lambda f: f.__delitem__("inputs/d_out")), [], ("in.h5", "/inputs/d_out", "--backward")),
-    "wrong shape": (edit(lambda f: replace(f, "g", np.zeros((3, 2, 16), "f4"))), [], ("in.h5", "/inputs/g", "expected")),
+    "wrong shape": (edit(lambda f: replace(f, "g", np.zeros((3, 2, 16), "f4"))), [],
+                    ("in.h5", "/inputs/g", "expected")),
     "wrong type": (edit(lambda f: replace(f, "k", np.zeros(f["inputs/k"].shape, "i4"))), [],
                    ("in.h5", "/inputs/k", "expected")),
     "falling cu_seqlens": (edit(lambda f: replace(f, "cu_seqlens", np.array([0, 40, 20, 70]))), [],
@@ -110,7 +111,8 @@ def test_positive_log_decay_is_found(files, capsys):
     write_case(cases.make("log-logit", dtype="float32"), source)
     set_at("g", (7, 1, 3), 0.5)(source)
     code = main(["run", str(source), str(output), "--engine", "numpy", "--check-finite"])
-    assert_refused(source, output, code, capsys.readouterr().err, ("in.h5", "/inputs/g", "log decay at most 0", "token 7"))
+    words = ("in.h5", "/inputs/g", "log decay at most 0", "token 7")
+    assert_refused(source, output, code, capsys.readouterr().err, words)
 
 
 def test_the_place_of_a_bad_value_is_that_of_the_whole_input(files):

@@ -52,7 +52,8 @@ def test_a_dropped_warmup_is_below_the_tolerance(name, backward):
         count = int(decision.num_warmup[head])
         assert 1 <= count <= chunks
         warmup = slice(0, count * CHUNK) if backward else slice((chunks - count) * CHUNK, operands.tokens)
-        M = transition(operands.slice_tokens(warmup.start, min(warmup.stop, operands.tokens)).take_heads([head]), options)
+        part = operands.slice_tokens(warmup.start, min(warmup.stop, operands.tokens))
+        M = transition(part.take_heads([head]), options)
         norm = np.linalg.norm(M[0], 2)
         assert norm <= math.exp(decision.log_norm[head]) * (1 + 1e-9) + 1e-300
         if not decision.fallback[head]:

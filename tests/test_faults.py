@@ -1,4 +1,4 @@
-"""Faults in the middle of a distributed run: it ends soon, with a code, without an output, an older output untouched."""
+"""Faults in the middle of a distributed run: it ends soon, with a code; no output, an older output untouched."""
 
 import os
 import signal

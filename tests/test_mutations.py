@@ -24,7 +24,8 @@ MUTATIONS = {
         "kda_engine/affine.py", "array_module(self.M).swapaxes(self.M, -1, -2) @ d_state", "self.M @ d_state"),
     "gates of head 0 for all heads": (
         "kda_engine/gate.py", "log_decay=gate.log_decay(operands.g.astype(dtype, copy=False))",
-        "log_decay=module.repeat(gate.log_decay(operands.g.astype(dtype, copy=False))[:, :1], operands.value_heads, 1)"),
+        "log_decay=module.repeat(gate.log_decay(operands.g.astype(dtype, copy=False))[:, :1], "
+        "operands.value_heads, 1)"),
     "the sign of L": (
         "kda_engine/chunked.py", "N = _join(N, -(second @ (lower_L @ first)))",
         "N = _join(N, second @ (lower_L @ first))"),

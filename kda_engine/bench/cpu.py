@@ -24,8 +24,8 @@ def matrix_rate(size=2048, samples=5):
 def measure(tokens=2048, heads=16, samples=5, engine="numpy"):
     """A dict of what was measured: seconds of forward and of forward + backward, error, matrix rate, scaled target.
 
-    The forward is checked against the float64 recurrence on its first 128 tokens before anything is timed; "seconds" are
-    None when the check fails.
+    The forward is checked against the float64 recurrence on its first 128 tokens before anything is timed;
+    "seconds" are None when the check fails.
     """
     case = cases.make("strong", tokens=tokens, heads=heads, K=128, V=128)
     given = (case.q, case.k, case.v, case.g, case.beta)

@@ -54,10 +54,11 @@ def misbehave(fault, rank):
 
 
 def main(fault, source, output):
+    timeout = 3.0 if fault == "silent" else 600.0
     with Session() as session:
         misbehave(fault, session.rank)
         run_job(session, Job.resolve({"input": source, "output": output, "backward": True, "force": True,
-                                      "engine": "numpy", "exchange_timeout": 3.0 if fault == "silent" else 600.0}, None))
+                                      "engine": "numpy", "exchange_timeout": timeout}, None))
     return session.code
 
 
