@@ -2,11 +2,7 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("cupy")
-
-from gpu_record import RECORD, SANITIZERS, digests  # noqa: E402
+from gpu_record import RECORD, SANITIZERS, digests
 
 
 def test_the_recorded_run_tested_these_sources():
