@@ -17,6 +17,9 @@ from .exit_codes import INTERNAL, STOPPED, USAGE
 # How long a stopping rank waits for the others before it ends the job on its own.
 STOP_SECONDS = 3.0
 
+# Time for the launcher to pass on the last words of a rank that ends the job.
+FORWARDING_SECONDS = 0.5
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -66,9 +69,9 @@ class Session:
             print(f"kda-engine: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             self._meet()
             self._end(STOPPED)
-        print(f"kda-engine: rank {self.rank} on {socket.gethostname()} failed:", file=sys.stderr)
-        traceback.print_exception(kind, error, trace)
-        sys.stderr.flush()
+        # One write, so that the lines of several ranks do not mix.
+        sys.stderr.write(f"kda-engine: rank {self.rank} on {socket.gethostname()} failed:\n"
+                         + "".join(traceback.format_exception(kind, error, trace)))
         self._end(INTERNAL)
 
     def poll(self):
@@ -120,7 +123,10 @@ class Session:
 
     def _end(self, code):
         sys.stdout.flush()
+        sys.stderr.flush()
         if self.size > 1:
+            # Launchers drop what they have not forwarded yet when a job is aborted.
+            time.sleep(FORWARDING_SECONDS)
             # Some libraries return from this before the launcher has ended the process.
             self.comm.Abort(code)
         os._exit(code)
