@@ -5,8 +5,11 @@ reads them from the input file; backward the halo's gradient goes to whoever own
 """
 
 
+from dataclasses import replace
+
 import numpy as np
 
+from kda_engine.arrays import array_module, to_host
 from kda_engine.conv import short_conv, short_conv_backward
 
 CHANNELS = ("q", "k", "v")
@@ -25,8 +28,8 @@ class ShareConvolution:
         self.local = np.array([0] + [p.stop - self.segment.start for p in self.segment.pieces], dtype=np.int64)
 
     @classmethod
-    def read(cls, source, segments, rank):
-        """Read the share's rows and its halo from an open input file."""
+    def read(cls, source, segments, rank, take_array):
+        """Read the share's rows and its halo from an open input file; take_array: moves arrays to the engine."""
         segment = segments[rank]
         raw = {name: source.read(name, segment.start, segment.stop) for name in CHANNELS}
         halos = {}
@@ -37,7 +40,9 @@ class ShareConvolution:
             if last > first:
                 halo[0, W - 1 - (last - first) :] = source.read(name, first, last).reshape(last - first, channels)
             halos[name] = halo
-        return cls(source.conv, segments, rank, source.cu_seqlens, raw, halos)
+        taken = lambda arrays: {name: take_array(x) for name, x in arrays.items()}
+        conv = replace(source.conv, weights=taken(source.conv.weights), biases=taken(source.conv.biases))
+        return cls(conv, segments, rank, source.cu_seqlens, taken(raw), taken(halos))
 
     def forward(self, name):
         """q, k or v: the convolution's output, shaped and typed as its input."""
@@ -58,13 +63,15 @@ class ShareConvolution:
         spans = [halo_tokens(segment, self.cu_seqlens, W) for segment in self.segments]
         lengths = [(last - first) * channels for first, last in spans]
         mine = dhalo[0, W - 1 - lengths[exchange.rank] // channels :] if lengths[exchange.rank] else dhalo[:0]
+        mine = to_host(mine)
         parts = exchange.start_gather(mine.ravel(), lengths, f"gathering the halo gradients of {name}").wait()
         rows = dx.reshape(len(dx), channels)
         for (first, last), part in zip(spans, parts):
             here, there = max(first, self.segment.start), min(last, self.segment.stop)
             if here < there:
-                rows[here - self.segment.start : there - self.segment.start] += (
-                    part.reshape(last - first, channels)[here - first : there - first])
+                received = part.reshape(last - first, channels)[here - first : there - first]
+                mine = slice(here - self.segment.start, there - self.segment.start)
+                rows[mine] += array_module(rows).asarray(received)
         return dx.astype(raw.dtype), dweight, dbias
 
 

@@ -4,6 +4,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
+from kda_engine.arrays import to_host
 from kda_engine.hdf5.results import ResultWriter
 from kda_engine.hdf5.shards import ShardWriter, remove_shards, shard_folder
 
@@ -14,7 +15,7 @@ class Part:
     """One tensor of the output as this rank knows it.
 
     shape, dtype: of the whole. spans: (first row, row count) of every rank, in row order. blocks: this rank's rows,
-    a list of arrays that follow each other.
+    a list of arrays (NumPy or of a device) that follow each other.
     """
 
     def __init__(self, name, shape, dtype, spans, blocks):
@@ -29,6 +30,7 @@ class Part:
             stop = at + step
             rows = [block[max(at - first, 0) : stop - first]
                     for block, first in zip(self.blocks, starts) if first < stop and first + len(block) > at]
+            rows = [to_host(part) for part in rows]
             yield at, np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
 
 

@@ -5,7 +5,8 @@ import os
 import numpy as np
 
 from kda_engine import layout
-from kda_engine.engines import make_engine
+from kda_engine.arrays import array_module, to_host
+from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
@@ -19,6 +20,7 @@ from .gathering import Part, write_gathered, write_shards
 from .progress import Progress
 from .report import Digest, describe
 from .share import Share
+from .staged import StagedEngine
 from .step import Step
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
@@ -51,8 +53,13 @@ class _Run:
         session.together(self._check_job)
         self.segments = partition(source.cu_seqlens, session.size, cuts)
         self.segment = self.segments[session.rank]
-        self.engine = session.together(lambda: make_engine(job.engine, session.poll, session.threads()))
+        self.engine = session.together(self._make_engine)
         self._check_resources()
+
+    def _make_engine(self):
+        if self.job.engine in ("auto", "cuda") and cuda_usable():
+            self.session.use_device(self.job.oversubscribe)
+        return make_engine(self.job.engine, self.session.poll, self.session.threads())
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):
@@ -89,7 +96,9 @@ class _Run:
             self.session.together(self._read)
         if self.job.check_finite:
             self.session.together(self._check_finite)
-        step = Step(self.engine, self.session.exchange, self.clock, self.segments, self.options, self.job.route,
+        with self.clock("prepare"):
+            self._take_to_engine()
+        step = Step(StagedEngine(self.engine), self.session.exchange, self.clock, self.segments, self.options, self.job.route,
                     self.job.backward)
         result = step.forward(self.share, self.initial_states)
         parameters = {}
@@ -104,13 +113,23 @@ class _Run:
                            lambda: describe(self, result, digest))
         return report
 
+    def _take_to_engine(self):
+        """Everything per token to where the engine works; one rank of a node builds what it needs, for the others too."""
+        if self.session.node.rank == 0:
+            self.engine.build()
+        self.session.exchange.wait(self.session.node.Ibarrier(), "building the engine on this node")
+        self.share = Share.of(self.segment, self.engine.take(self.share.operands))
+        if self.job.backward:
+            self.d_out = self.engine.take_array(self.d_out)
+
     def _read(self):
         source, segment = self.source, self.segment
         rows = {name: source.read(name, segment.start, segment.stop) for name in PER_TOKEN
                 if source.conv is None or name not in CHANNELS}
         self.convolution = None
         if source.conv is not None:
-            self.convolution = ShareConvolution.read(source, self.segments, self.session.rank)
+            self.convolution = ShareConvolution.read(source, self.segments, self.session.rank,
+                                                     self.engine.take_array)
             rows |= {name: self.convolution.forward(name) for name in CHANNELS}
         parameter = lambda name: source.read_whole(name) if source.has(name) and self.options.gate != "log" else None
         dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
@@ -160,9 +179,9 @@ class _Run:
                 with self.clock("backward"):
                     dx, dweight, dbias = self.convolution.backward(name, rows, self.session.exchange)
                 self.raw_gradients["d" + name] = dx
-                mine[f"conv/d{name}_weight"] = dweight
+                mine[f"conv/d{name}_weight"] = to_host(dweight)
                 if dbias is not None:
-                    mine[f"conv/d{name}_bias"] = dbias
+                    mine[f"conv/d{name}_bias"] = to_host(dbias)
         with self.clock("reduce"):
             flat = np.concatenate([np.zeros(0)] + [x.ravel().astype("f8") for x in mine.values()])
             total = self.session.exchange.sum(flat, "summing the parameter gradients")
@@ -173,7 +192,9 @@ class _Run:
     def _rows(self, result, name, dtype):
         """One per-token gradient of the whole share, the groups' one after the other."""
         parts = [getattr(result.gradients[group], name) for group, _ in self.share.named_groups]
-        return np.concatenate(parts) if parts else np.empty(getattr(self.share.operands, name[1:]).shape, dtype)
+        if not parts:
+            return self.engine.take_array(np.empty(getattr(self.share.operands, name[1:]).shape, dtype))
+        return array_module(parts[0]).concatenate(parts)
 
     def _parts(self, result, parameters):
         """Every tensor of the output as this rank holds it, in the file's order."""

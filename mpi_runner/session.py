@@ -112,6 +112,20 @@ class Session:
         sharing = sum(bool(mine & other) for other in self.node.allgather(mine))
         return max(1, len(mine) // sharing)
 
+    def use_device(self, oversubscribe):
+        """Make this rank's GPU current: its number on the node, modulo the GPUs it can see.
+
+        Raises InputError when two ranks of the node would share one, unless `oversubscribe`.
+        """
+        import cupy
+
+        device = cupy.cuda.Device(self.node.rank % cupy.cuda.runtime.getDeviceCount())
+        device.use()
+        taken = self.node.allgather(device.pci_bus_id)
+        if len(set(taken)) < len(taken) and not oversubscribe:
+            raise InputError(f"ranks: expected a GPU for each of the {len(taken)} ranks on {socket.gethostname()}, got "
+                             f"{len(set(taken))} GPUs; --oversubscribe lets ranks share, --engine numpy needs none")
+
     def _note(self, number, frame):
         self._signal = number
 

@@ -43,6 +43,9 @@ class Engine:
         """What computes, for reports."""
         return f"{platform.machine()} CPU"
 
+    def build(self):
+        """Compile ahead of the first call whatever this engine compiles, where other processes find it."""
+
     def take_array(self, x):
         """x where this engine computes."""
         return x

@@ -1,0 +1,30 @@
+"""An engine as the host sees it: states and boundary matrices are NumPy arrays, tokens stay where the engine works."""
+
+from dataclasses import replace
+
+from kda_engine.affine import Affine
+from kda_engine.arrays import to_host
+
+
+class StagedEngine:
+    """The four stages of `Engine` with NumPy states in and out, as MPI through host memory needs them."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def summarise(self, operands, options, initial_state, transition):
+        pair = self._engine.summarise(operands, options, self._engine.take_array(initial_state), transition)
+        return Affine(None if pair.M is None else to_host(pair.M), to_host(pair.S))
+
+    def forward(self, operands, options, initial_state, save):
+        result = self._engine.forward(operands, options, self._engine.take_array(initial_state), save)
+        return replace(result, final_state=to_host(result.final_state))
+
+    def summarise_backward(self, operands, options, d_out, d_final_state):
+        return to_host(self._engine.summarise_backward(operands, options, d_out,
+                                                       self._engine.take_array(d_final_state)))
+
+    def backward(self, saved, d_out, d_final_state):
+        result = self._engine.backward(saved, d_out, self._engine.take_array(d_final_state))
+        return replace(result, dA_log=to_host(result.dA_log), ddt_bias=to_host(result.ddt_bias),
+                       d_initial_state=to_host(result.d_initial_state))
