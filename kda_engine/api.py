@@ -32,9 +32,11 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     initial_state [N,HV,K,V]; cu_seqlens [N+1] integers, with packed input or B = 1. bfloat16, float16, float32 or
     float64, mixed as you like; NumPy, CuPy or anything with DLPack or an array interface.
 
-    save: keep what `backward` needs. check_finite: look for values that cannot be right first.
+    save: keep what `backward` needs: states, and the inputs themselves, not copies of them, so leave those unchanged
+    until then. check_finite: look for values that cannot be right first.
     Returns a ForwardResult. Raises InputError naming the argument.
     """
+    _check_options(options)
     operands, packing = layout.pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate, initial_state)
     state = layout.state_in("initial_state", initial_state, operands, options.state_layout)
     if check_finite:
@@ -56,6 +58,8 @@ def backward(fwd, d_out, d_final_state=None):
     d_out as fwd.out; d_final_state [N,HV,K,V] (zeros when absent). dA_log and ddt_bias are None when the parameter
     was not given or the gate is "log". Raises InputError, also when the forward kept nothing (save=False).
     """
+    if not isinstance(fwd, ForwardResult):
+        raise InputError(f"fwd: expected the result of forward, got {type(fwd).__name__}")
     if fwd._saved is None:
         raise InputError("fwd: expected a forward with save=True, got one that kept nothing for the backward")
     runner, operands, options = fwd._engine, fwd._saved.operands, fwd._saved.options
@@ -77,6 +81,7 @@ def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=
 
     Arguments as in `forward`. M and S are always in [K,.] order, whatever the state_layout.
     """
+    _check_options(options)
     operands, _ = layout.pack(None, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate)
     runner = make_engine(engine)
     operands = runner.take(operands)
@@ -93,3 +98,8 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
     result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
                      engine=engine, save=False)
     return result.out, result.final_state
+
+
+def _check_options(options):
+    if not isinstance(options, Options):
+        raise InputError(f"options: expected kda_engine.Options, got {type(options).__name__}")

@@ -53,15 +53,25 @@ def as_float_array(name, x):
 def _from_dlpack(name, x):
     if getattr(x, "requires_grad", False):
         x = x.detach()
-    if "bfloat16" in str(x.dtype):
-        # NumPy's DLPack reader knows no bfloat16; the bits travel as 16-bit integers.
-        maker = sys.modules[type(x).__module__.split(".")[0]]
-        return np.from_dlpack(x.view(maker.int16)).view(BFLOAT16)
-    if x.__dlpack_device__()[0] == 1:
-        return np.from_dlpack(x)
-    import cupy
+    try:
+        if "bfloat16" in str(x.dtype):
+            # NumPy's DLPack reader knows no bfloat16; the bits travel as 16-bit integers.
+            return np.from_dlpack(x.view(_library(x).int16)).view(BFLOAT16)
+        if x.__dlpack_device__()[0] == 1:
+            return np.from_dlpack(x)
+        import cupy
 
-    return cupy.from_dlpack(x)
+        return cupy.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected an array that DLPack can hand over, got {type(x).__name__}: "
+                         f"{error}") from None
+
+
+def _library(x):
+    """The module with the names of x's library (`from_dlpack`, `int16`, `bfloat16`); None when it has none."""
+    root = type(x).__module__.split(".")[0]
+    # JAX's arrays are of a class in its compiled part.
+    return sys.modules.get("jax.numpy" if root == "jaxlib" else root)
 
 
 def to_host(x):
@@ -76,7 +86,7 @@ def like(array, example):
     """
     if isinstance(example, np.ndarray) or array is None:
         return array if array is None else to_host(array)
-    maker = sys.modules.get(type(example).__module__.split(".")[0])
+    maker = _library(example)
     if maker is not None and maker.__name__ == "cupy":
         return maker.asarray(array)
     if not hasattr(maker, "from_dlpack"):

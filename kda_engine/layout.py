@@ -137,6 +137,8 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     if cu_seqlens is not None:
         bounds = check_cu_seqlens(cu_seqlens, arrays["k"].shape[0])
 
+    if initial_state is not None:
+        initial_state = as_array("initial_state", initial_state)
     A_log, dt_bias = (None, None) if gate == "log" else (A_log, dt_bias)
     A_log = _parameter("A_log", A_log, (HV,), module)
     dt_bias = _parameter("dt_bias", dt_bias, (HV, K), module)

@@ -3,6 +3,8 @@
 import math
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from .errors import InputError
 
 GATES = ("lower_bound", "softplus", "log")
@@ -46,7 +48,7 @@ class Options:
         _check_choice("state_layout", self.state_layout, STATE_LAYOUTS)
         if self.decay_skip is not None:
             _check_choice("decay_skip", self.decay_skip, DECAY_SKIPS)
-        if not isinstance(self.qk_l2norm, (bool, int)) or self.qk_l2norm not in (0, 1):
+        if not isinstance(self.qk_l2norm, (int, np.integer, np.bool_)) or self.qk_l2norm not in (0, 1):
             raise InputError(f"qk_l2norm: expected true or false, got {self.qk_l2norm!r}")
         object.__setattr__(self, "qk_l2norm", bool(self.qk_l2norm))
         object.__setattr__(self, "lower_bound", _number("lower_bound", self.lower_bound))
@@ -75,7 +77,7 @@ class Options:
 
 
 def _check_choice(name, value, allowed):
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise InputError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 

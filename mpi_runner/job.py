@@ -1,5 +1,6 @@
 """What one `run` is asked to do: command line over TOML file over defaults, checked."""
 
+import math
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def _read_toml(path):
             content = tomllib.load(file)
     except OSError as error:
         raise InputError(f"config: cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or no UTF-8
         raise InputError(f"config: {path} is not TOML: {error}") from None
     return {name.replace("-", "_"): value for name, value in content.items()}
 
@@ -108,5 +109,5 @@ def _check(name, value, field):
         raise InputError(f"{name}: expected {expected}, got {value!r}")
     if name in CHOICES and value not in CHOICES[name]:
         raise InputError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
-    if name == "exchange_timeout" and not value > 0:
-        raise InputError(f"exchange_timeout: expected seconds above 0, got {value!r}")
+    if name == "exchange_timeout" and not 0 < value < math.inf:
+        raise InputError(f"exchange_timeout: expected a finite number of seconds above 0, got {value!r}")

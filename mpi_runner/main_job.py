@@ -1,7 +1,5 @@
 """The main job: one input file, forward and backward over all ranks, one output file."""
 
-import os
-
 import numpy as np
 
 from kda_engine import layout
@@ -10,6 +8,7 @@ from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
+from kda_engine.hdf5.results import ResultWriter
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
 
@@ -64,8 +63,9 @@ class _Run:
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
-        if self.session.rank == 0 and not self.job.force and os.path.lexists(self.job.output):
-            raise InputError(f"output: {self.job.output} exists; --force replaces it")
+        if self.session.rank == 0:
+            # A name that cannot be written is told now, not after the work; nothing is left of this.
+            ResultWriter(self.job.output, force=self.job.force).abandon()
 
     def _check_resources(self):
         source, job = self.source, self.job

@@ -88,14 +88,21 @@ def accumulate_bounds(rows):
     """Add to every row `total_bound` [HV]: its own bound and what earlier boundaries of its sequence leave of theirs.
 
     A boundary's error passes on through the next segment's transition, whose norm is at most e^log_transition.
+    The rule "sampled" proves nothing: None. JSON knows no infinities: the largest number of a sign stands for them.
     """
     for direction, order in (("forward", 1), ("backward", -1)):
         carried = {}
         for row in sorted((r for r in rows if r["direction"] == direction), key=lambda r: order * r["rank"]):
+            if row["rule"] == "sampled":
+                row["bound"] = row["total_bound"] = None
+                continue
             before = carried.get(row["sequence"], np.zeros(len(row["bound"])))
             with np.errstate(over="ignore", invalid="ignore"):
                 passed = np.where(before == 0, 0.0, np.exp(row["log_transition"]) * before)
-            total = np.asarray(row["bound"]) + passed
-            row["total_bound"] = total.tolist()
-            carried[row["sequence"]] = total
+            row["total_bound"] = carried[row["sequence"]] = np.asarray(row["bound"]) + passed
+    largest = np.finfo("f8").max
+    for row in rows:
+        for name in ("log_norm", "log_transition", "bound", "total_bound"):
+            if row[name] is not None:
+                row[name] = np.nan_to_num(row[name], nan=largest).tolist()
     return rows

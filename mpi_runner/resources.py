@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 
-from kda_engine.errors import InputError
 from kda_engine.engines.host import CHUNK_LENGTH
 
 
@@ -46,8 +45,6 @@ def state_bytes(dtypes):
 def check_disk(path, needed):
     """Raises ResourceError when the output's file system has less than `needed` bytes free."""
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise InputError(f"output: expected an existing folder, got {folder}")
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ResourceError(f"output {path}: needs {needed} bytes, {folder} has {free} free")

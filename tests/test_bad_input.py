@@ -12,6 +12,7 @@ from mpi.all_cases import write_case
 from kda_engine import cases
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
+from mpi_runner.step import Step
 
 
 def replace(file, name, array):
@@ -60,6 +61,11 @@ BROKEN = {
     "truncated": (truncate, [], ("in.h5",)),
     "format version": (edit(lambda f: f.attrs.__setitem__("format_version", 99)), [], ("in.h5", "version", "99")),
     "contradiction": (lambda path: None, ["--gate", "softplus"], ("in.h5", "gate", "softplus")),
+    "link to nothing": (edit(lambda f: replace(f, "k", h5py.SoftLink("/elsewhere"))), [],
+                        ("in.h5", "/inputs/k", "link to nothing")),
+    "no values": (edit(lambda f: replace(f, "k", h5py.Empty("f4"))), [], ("in.h5", "/inputs/k", "no values")),
+    "option as an array": (edit(lambda f: f["inputs"].attrs.__setitem__("gate", np.array(["softplus"], object))), [],
+                           ("in.h5", "gate", "expected")),
     "not built": (lambda path: None, ["--scan", "exscan"], ("exscan", "not built")),
     "no tolerance": (lambda path: None, ["--decay-skip", "certified"], ("tolerance",)),
 }
@@ -144,14 +150,26 @@ def test_an_existing_output_needs_force(files, capsys):
     assert output.read_bytes() != b"older"
 
 
+@pytest.mark.parametrize("output, word", [("folder", "got a folder"), ("missing/out.h5", "existing folder"),
+                                          ("n" * 300, "too long")])
+def test_a_name_that_cannot_be_written_is_told_before_anything_is_computed(files, capsys, monkeypatch, output, word):
+    source, _ = files
+    (source.parent / "folder").mkdir()
+    monkeypatch.setattr(Step, "forward", lambda *_: pytest.fail("computed"))
+    assert main(["run", str(source), str(source.parent / output), "--engine", "numpy", "--force"]) == USAGE
+    assert word in capsys.readouterr().err
+    assert {p.name for p in source.parent.iterdir()} == {"in.h5", "folder"}
+
+
 @pytest.mark.parametrize("text, word", [
     ("backwards = true", "backwards"), ("tolerance = 'much'", "tolerance"), ("scan = 'sideways'", "sideways"),
     ("backward = 1", "backward"), ("backward = ", "TOML"), ("gate = 'softplus'", "gate"),
-    ("exchange-timeout = 0", "exchange_timeout")])
+    ("exchange-timeout = 0", "exchange_timeout"), ("exchange-timeout = inf", "exchange_timeout"),
+    ("engine = '\udcff'", "TOML")])
 def test_a_wrong_job_file_is_refused(files, capsys, text, word):
     source, output = files
     config = source.with_name("job.toml")
-    config.write_text(text)
+    config.write_text(text, errors="surrogateescape")
     code = main(["run", str(source), str(output), "--engine", "numpy", "--config", str(config)])
     assert_refused(source, output, code, capsys.readouterr().err, (word,))
 

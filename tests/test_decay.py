@@ -1,5 +1,6 @@
 """Decay skip: the certified bound is a bound, its counterexamples fall back, the sampled rule is the published one."""
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from kda_engine import cases, decay, layout
 from kda_engine.affine import Affine
 from kda_engine.engines.host import HostEngine
 from kda_engine.layout import CHUNK
+from mpi_runner.report import accumulate_bounds
 
 
 def piece_of(case):
@@ -133,3 +135,17 @@ def test_exact_never_drops():
 
 def test_affine_without_transition_ignores_what_enters():
     assert Affine(None, np.ones((1, 1))).apply(np.full((1, 1), np.nan)) == 1
+
+
+def test_reported_bounds_are_json():
+    """Infinities stand as the largest number, what is only sampled has no bound."""
+    row = {"direction": "forward", "rank": 0, "sequence": 0, "rule": "certified", "bound": [np.inf, 0.5],
+           "log_norm": [-np.inf, -1.0], "log_transition": [-np.inf, 0.0]}
+    after = row | {"rank": 1, "bound": [0.0, 0.25]}
+    sampled = row | {"sequence": 1, "rule": "sampled"}
+    rows = accumulate_bounds([row, after, sampled])
+    json.dumps(rows, allow_nan=False)
+    largest = np.finfo("f8").max
+    assert row["total_bound"] == [largest, 0.5] and row["log_norm"] == [-largest, -1.0]
+    assert after["total_bound"][1] == 0.75
+    assert sampled["bound"] is None and sampled["total_bound"] is None

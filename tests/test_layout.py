@@ -1,5 +1,7 @@
 """Shapes, types and layouts at the edge: what is accepted gives the same numbers, what is not is named."""
 
+import sys
+import types
 from dataclasses import replace
 
 import ml_dtypes
@@ -217,3 +219,62 @@ def test_results_never_share_memory_with_inputs():
     fwd, grads = both(case)
     assert not np.shares_memory(fwd.final_state, case.initial_state)
     assert not np.shares_memory(grads.d_initial_state, case.d_final_state)
+
+
+class CompiledPart:
+    """An array of a library whose class lives in another module than its functions, as JAX's does."""
+
+    def __init__(self, x):
+        self.x, self.dtype = x, x.dtype
+
+    def view(self, dtype):
+        return CompiledPart(self.x.view(dtype))
+
+    def __dlpack__(self, **options):
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+
+@pytest.mark.parametrize("dtype", ["f4", ml_dtypes.bfloat16])
+def test_results_come_back_in_jax(monkeypatch, dtype):
+    library = types.ModuleType("jax.numpy")
+    library.int16, library.bfloat16 = np.int16, ml_dtypes.bfloat16
+    library.from_dlpack = lambda x: CompiledPart(np.from_dlpack(x))
+    monkeypatch.setitem(sys.modules, "jax.numpy", library)
+    monkeypatch.setattr(CompiledPart, "__module__", "jaxlib._jax")
+    case = cases.make("ordinary", dtype=dtype)
+    fwd, grads = both(case, **{name: CompiledPart(getattr(case, name)) for name in ("q", "k", "v", "g", "beta")})
+    expected = run(case, "numpy")
+    for name, result in {"out": fwd.out, "final_state": fwd.final_state, "dq": grads.dq}.items():
+        assert isinstance(result, CompiledPart)
+        assert np.array_equal(result.x, expected[name])
+
+
+def test_a_float64_state_of_another_library_counts():
+    class Foreign(DLPackOnly):
+        def __init__(self, x):
+            super().__init__(x)
+            self.dtype = "library.float64"
+
+    case = cases.make("ordinary")
+    assert both(case, initial_state=Foreign(case.initial_state.astype("f8")))[0].final_state.dtype == np.float64
+
+
+def test_what_dlpack_cannot_hand_over_is_named():
+    class Elsewhere(DLPackOnly):
+        def __dlpack_device__(self):
+            raise BufferError("no memory behind it")
+
+    case = cases.make("ordinary")
+    with pytest.raises(kda.InputError, match="q: expected an array that DLPack can hand over, got .*no memory"):
+        both(case, q=Elsewhere(case.q))
+
+
+def test_options_and_forward_results_of_other_types_are_named():
+    case = cases.make("ordinary")
+    with pytest.raises(kda.InputError, match="options: expected kda_engine.Options, got dict"):
+        both(case, options={"gate": "log"})
+    with pytest.raises(kda.InputError, match="fwd: expected the result of forward, got NoneType"):
+        kda.backward(None, case.d_out)

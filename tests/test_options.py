@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from kda_engine import InputError, Options
@@ -18,6 +19,11 @@ def test_plain_types_make_the_same_options_again():
                       decay_skip="sampled", tolerance=1e-3)
     assert Options(**options.to_dict()) == options
     assert options.qk_l2norm is False and isinstance(options.scale, float) and isinstance(options.lower_bound, float)
+
+
+def test_the_norm_switch_may_be_a_numpy_value():
+    for value in (np.bool_(False), np.int8(0), 0, False):
+        assert Options(qk_l2norm=value).qk_l2norm is False
 
 
 @pytest.mark.parametrize("given, skip", [

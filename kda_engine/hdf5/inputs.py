@@ -93,15 +93,16 @@ class InputFile:
         found = {}
         for prefix, group, known in (("", inputs, _KNOWN), ("conv/", inputs.get("conv", {}), _KNOWN_CONV)):
             for name in group:
-                item = group[name]
                 if prefix + name == "conv":
                     continue
+                item = group.get(name)
                 # A misspelt optional dataset would otherwise be left out without a word.
                 if name not in known:
                     raise InputError(f"{self._where(prefix + name)}: expected only {', '.join(known)}, "
                                      "got another name")
-                if not hasattr(item, "shape"):
-                    raise InputError(f"{self._where(prefix + name)}: expected a dataset, got a group")
+                if getattr(item, "shape", None) is None:
+                    what = "a link to nothing" if item is None else "a group" if hasattr(item, "keys") else "no values"
+                    raise InputError(f"{self._where(prefix + name)}: expected a dataset, got {what}")
                 found[prefix + name] = item
         return found
 

@@ -121,8 +121,8 @@ def get_text(attributes, name):
 
 
 def write_json(group, name, value):
-    """`value` as one UTF-8 string dataset of JSON."""
-    text = json.dumps(value, ensure_ascii=False)
+    """`value` as one UTF-8 string dataset of JSON. Raises ValueError for NaN and infinities, which JSON has not."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     group.create_dataset(name, data=text.encode(), dtype=_text_type(text))
 
 
