@@ -68,14 +68,14 @@ class Gate:
         shifted = g + self.bias
         if self.form == "softplus":
             dg = -self.rate * sigmoid(shifted) * d_log_decay
-            rate_part = d_log_decay * self.log_decay(g)
-            # A channel that was reset (log decay -inf) has gradient 0, and 0 * -inf is not to be summed.
-            rate_part = module.where(d_log_decay == 0, 0, rate_part)
+            dx, x = d_log_decay, self.log_decay(g)
         else:
             x = self.rate * shifted
             dx = d_log_decay * self.lower_bound * sigmoid(x) * sigmoid(-x)
             dg = self.rate * dx
-            rate_part = dx * x
+        # Of a channel that was reset or masked x is infinite and its gradient 0: 0 * inf is not to be summed.
+        with np.errstate(invalid="ignore"):
+            rate_part = module.where(dx == 0, 0, dx * x)
         return dg, rate_part.sum(axis=(0, 2), dtype="f8"), dg.sum(axis=0, dtype="f8")
 
 
@@ -99,7 +99,12 @@ def l2norm(x, enabled):
     if not enabled:
         return x, None
     module = array_module(x)
-    factor = 1 / module.sqrt(module.einsum("...d,...d->...", x, x)[..., None] + x.dtype.type(L2NORM_EPSILON))
+    square = module.einsum("...d,...d->...", x, x)[..., None]
+    if x.dtype.itemsize < 8 and not module.isfinite(square).all():
+        # Values whose squares leave float32.
+        wide = x.astype("f8")
+        square = module.einsum("...d,...d->...", wide, wide)[..., None]
+    factor = (1 / module.sqrt(square + square.dtype.type(L2NORM_EPSILON))).astype(x.dtype, copy=False)
     return x * factor, factor
 
 

@@ -5,7 +5,8 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from kda_engine import Options, gate, layout
+import kda_engine as kda
+from kda_engine import Options, cases, gate, layout
 from kda_engine.options import BETAS
 
 EXTREMES = [0.0, -0.0, 1e-300, 1e-20, -1e-20, 0.3, -0.3, 1.0, -2.5, 17.0, -17.0, 37.0, -37.0, 88.0, -88.0, 104.0,
@@ -161,3 +162,26 @@ def test_gate_parameters_default_to_zero():
     operands, _ = layout.pack(k, k, k, k, beta, None, None, None, "softplus")
     this = gate.Gate.of(operands, Options(gate="softplus"), "f4")
     assert np.array_equal(this.rate, np.ones((2, 1))) and np.array_equal(this.bias, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e19, 1e30, 1e38])
+def test_the_norm_of_any_float32(size):
+    x = np.random.default_rng(0).standard_normal((5, 2, 8)) * size
+    d = np.random.default_rng(1).standard_normal(x.shape)
+    narrow = x.astype("f4")
+    expected, got = gate.l2norm(narrow.astype("f8"), True), gate.l2norm(narrow, True)
+    assert got[0].dtype == got[1].dtype == np.float32
+    adjoint = [gate.l2norm_adjoint(d.astype(y[0].dtype), *y) for y in (expected, got)]
+    assert kda.compare(got[0], expected[0]) < 1e-6 and kda.compare(adjoint[1], adjoint[0]) < 1e-6
+
+
+@pytest.mark.parametrize("form, masked", [("lower_bound", -3.4e38), ("lower_bound", 3.4e38), ("softplus", 3.4e38),
+                                          ("softplus", -3.4e38)])
+def test_masked_gates_leave_the_rates_gradient_finite(form, masked):
+    """The smallest or largest float32 as a mask: the rate makes it infinite."""
+    case = cases.make("ordinary")
+    g = case.g.copy()
+    g[3:9] = masked
+    fwd = kda.forward(case.q, case.k, case.v, g, case.beta, A_log=np.full(2, 2, "f4"), engine="numpy",
+                      options=kda.Options(gate=form))
+    assert np.all(np.isfinite(kda.backward(fwd, case.d_out).dA_log))
