@@ -10,6 +10,9 @@ from kda_engine.hdf5.version import hdf5_version
 
 from .provenance import provenance
 
+# All phases of a run, in the order of its work; a rank may have no part in some of them.
+PHASES = ("read", "prepare", "summarise", "gather", "scan", "forward", "backward", "reduce", "write")
+
 PACKAGES = ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -76,7 +79,7 @@ def summary(report, path):
     dropped = sum(row["fallback"].count(False) for row in report["decay_skip"])
     lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
              f"{'phase':<12}{'seconds':>10}"]
-    lines += [f"{phase:<12}{seconds:>10.4f}" for phase, seconds in phases.items()]
+    lines += [f"{phase:<12}{phases[phase]:>10.4f}" for phase in sorted(phases, key=PHASES.index)]
     lines.append(f"sent between ranks: {sum(row['bytes_sent'] for row in ranks)} bytes")
     if dropped:
         rule = report["options"]["decay_skip"] or "certified"

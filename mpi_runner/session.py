@@ -98,11 +98,6 @@ class Session:
             raise AgreedError(problems[0])
         return result
 
-    def root(self, work):
-        """work() on rank 0 only, its result or its InputError on all ranks."""
-        result = self.together(work if self.rank == 0 else lambda: None)
-        return self.exchange.collect(result, "sharing what rank 0 found")[0]
-
     def threads(self):
         """Threads for this rank: the cores it may run on, shared with the ranks of its node that may run there too."""
         given = os.environ.get("OMP_NUM_THREADS", "")

@@ -80,6 +80,7 @@ class Step:
         if self.share.left is not None:
             with self.clock("gather"):
                 self.states[0] = self._receive(self.segment.left, -1)
+            self._keep_boundary(S_in=self.states[0])
             self._run_forward("left")
             if self.segment.right is self.segment.left:
                 sending += self._hand_on(self.result.final_state[0], +1)
@@ -95,6 +96,7 @@ class Step:
         if self.segment.right is not None:
             with self.clock("gather"):
                 self.d_states[-1] = self._receive(self.segment.right, +1)
+            self._keep_boundary(dS_out=self.d_states[-1])
             self._run_backward("left" if self.segment.right is self.segment.left else "right")
             if self.segment.right is self.segment.left:
                 sending += self._hand_on(self.result.d_initial_state[0], -1)

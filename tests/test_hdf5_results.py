@@ -249,6 +249,15 @@ def test_replacing_a_sharded_output_removes_its_shards(tmp_path):
     assert os.listdir(tmp_path) == ["out.h5"]
 
 
+def test_a_shard_may_lose_its_folder_while_it_is_written(tmp_path):
+    """Another rank failed first and rank 0 cleaned up."""
+    folder = shard_folder(tmp_path / "out.h5")
+    with ShardWriter(folder, 0) as writer:
+        writer.create("outputs/out", 0, (4, 1, 1), "f4")
+        remove_shards(folder)
+    assert os.listdir(tmp_path) == []
+
+
 def test_shards_of_an_abandoned_output_are_removed(tmp_path):
     folder = shard_folder(tmp_path / "out.h5")
     with ShardWriter(folder, 0) as writer:

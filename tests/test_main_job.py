@@ -4,11 +4,17 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launcher import TESTS, launch, memory_folder
+from mpi.all_cases import write_case
 from oracle import run, upcast
 
+import kda_engine as kda
 from kda_engine import cases
+from kda_engine.hdf5.results import ResultFile
+from kda_engine.partition import partition
+from mpi_runner.report import PHASES
 
 RANKS = (1, 2, 3, 4, 7)
 
@@ -34,6 +40,39 @@ def test_every_case_equals_the_oracle(folder, ranks, sweep, runs):
     assert result["failures"] == []
     # out, final_state and at least eight gradients of every run were compared.
     assert result["compared"] >= 9 * runs * len(cases.names())
+
+
+def test_a_cut_at_every_chunk_and_sequence_boundary(folder):
+    result = result_of(launch(2, TESTS / "mpi" / "all_cases.py", folder, "cuts", timeout=600))
+    assert result["failures"] == []
+    assert result["compared"] >= 9 * 2 * 10
+
+
+@pytest.mark.parametrize("scan", ["serial", "allgather"])
+def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
+    """What enters the later ranks, whichever way it came."""
+    case = cases.make("ordinary", dtype="f8")
+    write_case(case, folder / "in.h5")
+    done = launch(3, "-m", "mpi_runner", "run", folder / "in.h5", folder / f"{scan}.h5", "--engine", "numpy",
+                  "--backward", "--save-boundary", "--force", "--scan", scan)
+    assert done.returncode == 0, done.stderr
+    # The phases of all ranks in the order of the work.
+    phases = [line.split()[0] for line in done.stdout.splitlines()[2:-1]]
+    assert phases == [phase for phase in PHASES if phase in phases] and "forward" in phases
+    cuts = [segment.start for segment in partition([0, len(case.q)], 3)]
+    with ResultFile(folder / f"{scan}.h5") as result:
+        entering, behind = result.read("boundary/S_in"), result.read("boundary/dS_out")
+    assert np.isnan(entering[0]).all() and np.isnan(behind[-1]).all()
+    for rank in (1, 2):
+        first = {name: getattr(case, name)[: cuts[rank]] for name in ("q", "k", "v", "g", "beta")}
+        state = kda.forward(**first, A_log=case.A_log, dt_bias=case.dt_bias, options=case.options, engine="reference",
+                            initial_state=case.initial_state).final_state
+        assert kda.compare(entering[rank], state[0]) < 1e-12
+        rest = {name: getattr(case, name)[cuts[rank] :] for name in ("q", "k", "v", "g", "beta")}
+        fwd = kda.forward(**rest, A_log=case.A_log, dt_bias=case.dt_bias, options=case.options, engine="reference",
+                          initial_state=state)
+        gradient = kda.backward(fwd, case.d_out[cuts[rank] :], case.d_final_state).d_initial_state
+        assert kda.compare(behind[rank - 1], gradient[0]) < 1e-12
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

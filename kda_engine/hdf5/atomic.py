@@ -3,7 +3,7 @@
 import errno
 import os
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import h5py
 
@@ -89,7 +89,9 @@ class AtomicFile:
                 self.root.close()
         finally:
             self._sink.close()
-            os.unlink(self.temporary)
+            # A shard's whole folder may be gone by now.
+            with suppress(FileNotFoundError):
+                os.unlink(self.temporary)
 
     def __enter__(self):
         return self

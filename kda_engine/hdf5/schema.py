@@ -10,7 +10,6 @@ from ..options import Options
 
 FORMAT = "kda-engine"
 FORMAT_VERSION = 1
-KINDS = ("input", "output", "golden", "bench")
 
 # Shapes in the symbols of the operator; the order of a state's last two axes is the file's state_layout.
 PER_TOKEN = {

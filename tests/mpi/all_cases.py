@@ -55,17 +55,23 @@ def errors(path, expected):
         return found
 
 
-def random_cuts(lengths, ranks, random_source):
-    """Cuts anywhere on the chunk grid, so that some ranks get nothing and some most."""
+def cut_places(lengths):
+    """Where a cut may lie: the chunk grid of every sequence, and its ends."""
     places, start = {0}, 0
     for length in lengths:
         places |= {start + c for c in range(0, int(length), CHUNK)} | {start + int(length)}
         start += int(length)
-    return sorted(random_source.choice(sorted(places)) for _ in range(ranks - 1))
+    return sorted(places)
+
+
+def random_cuts(lengths, ranks, random_source):
+    """Cuts anywhere on the chunk grid, so that some ranks get nothing and some most."""
+    places = cut_places(lengths)
+    return sorted(random_source.choice(places) for _ in range(ranks - 1))
 
 
 def sweep(name):
-    """(case, dtype, job options, cuts random or not) of everything to run."""
+    """(case, dtype, job options, cuts) of everything to run; cuts: False (equal shares), True (at random) or a list."""
     if name == "float64":
         for case in cases.names():
             for scan in ("allgather", "serial"):
@@ -76,6 +82,12 @@ def sweep(name):
         for case in cases.names():
             yield case, "f4", {"engine": "numpy"}, False
             yield case, "f4", {"engine": "numpy", "io": "shards"}, True
+    elif name == "cuts":
+        # Two ranks, cut at every place where a cut may lie.
+        for case in ("packed", "conv"):
+            for cut in cut_places(cases.make(case).lengths):
+                for scan in ("allgather", "serial"):
+                    yield case, "f8", {"engine": "numpy", "scan": scan}, [cut]
     elif name == "part":
         # One of each kind, for the checks that break the engine on purpose.
         for case in ("ordinary", "packed", "heads-differ", "conv", "empty-middle"):
@@ -91,7 +103,7 @@ def main(folder, name):
     with Session(timeout=60) as session:
         for case_name, dtype, given, at_random in sweep(name):
             case = cases.make(case_name, dtype=dtype)
-            cuts = random_cuts(case.lengths, session.size, random_source) if at_random else None
+            cuts = random_cuts(case.lengths, session.size, random_source) if at_random is True else at_random or None
             if session.rank == 0:
                 write_case(case, source)
             session.exchange.largest(0, "the input is there")
