@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml
 
 # The tests also compile every CUDA kernel, which needs the compiler's wheels but no GPU.
 $(VENV)/test-installed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[mpich,dev,cuda13]'
+	$(BIN)/python -m pip install --quiet --editable '.[mpich,dev,plot,cuda13]'
 	touch $@
 
 clean:

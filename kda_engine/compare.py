@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import as_array, to_host
+from .arrays import BFLOAT16, as_array, to_host
 
 # Relative Frobenius error against the float64 recurrence that an engine computing in this type may show.
 TOLERANCES = {"f8": 1e-11, "f4": 2e-5}
@@ -17,6 +17,10 @@ DEVICE_TOLERANCES = {"bfloat16": 3e-3, "float16": 2e-3, "float32": 2e-5}
 REPEATED_KEY_DEVICE_TOLERANCES = {"bfloat16": 3e-2, "float16": 3e-2, "float32": 1e-3}
 # How much more 16-bit inputs of a short convolution may show: q, k and v are rounded once more behind it.
 CONVOLVED = 4
+
+# How closely a golden is to be met: every bit of the results' type; as float64 or float32 arithmetic does; as 16-bit
+# products do.
+TIERS = ("bitwise", "tight", "bf16")
 
 # Rows of a block whose error is looked at by itself.
 BLOCK_ROWS = 64
@@ -34,6 +38,18 @@ def tolerance_for(dtype, repeated_keys=False, convolved=False):
         return TOLERANCES["f8"]
     tolerance = (REPEATED_KEY_DEVICE_TOLERANCES if repeated_keys else DEVICE_TOLERANCES)[dtype.name]
     return tolerance * CONVOLVED if convolved and dtype.itemsize == 2 else tolerance
+
+
+def tier_of(*dtypes):
+    """The tier that results from, or in, the narrowest of these types belong to: "bf16" for a 16-bit one."""
+    return "bf16" if min(np.dtype(dtype).itemsize for dtype in dtypes) == 2 else "tight"
+
+
+def tolerances_of(dtype, repeated_keys=False, convolved=False):
+    """The relative error allowed by tier for a problem with inputs of this type; arguments as in `tolerance_for`."""
+    wide, narrow = ("float32", dtype) if np.dtype(dtype).itemsize == 2 else (dtype, BFLOAT16)
+    return {"bitwise": 0.0, "tight": tolerance_for(wide, repeated_keys, convolved),
+            "bf16": tolerance_for(narrow, repeated_keys, convolved)}
 
 
 @dataclass(frozen=True)
@@ -86,16 +102,23 @@ class Comparison:
                                      np.diff(np.append(starts, len(b))) * int(np.prod(b.shape[2:]))))
         self._elements += b.size
 
+    def blocks(self):
+        """(first row of each block [n], relative error of each block and head [n,heads]); (None, None) without blocks.
+        """
+        if not self._blocks:
+            return None, None
+        rows, errors, sizes, elements = (np.concatenate(part) for part in zip(*self._blocks))
+        average = self._size * np.sqrt(elements / max(self._elements, 1))
+        with np.errstate(invalid="ignore"):
+            return rows, errors / np.maximum(np.maximum(sizes, QUIET * average[:, None]), 1e-30)
+
     def result(self):
         """The `Difference` of all rows so far."""
         with np.errstate(invalid="ignore"):
             relative, peak = self._error / max(self._size, 1e-30), self._peak_error / max(self._peak, 1e-30)
         worst, worst_at = relative, None
-        if self._blocks:
-            rows, errors, sizes, elements = (np.concatenate(part) for part in zip(*self._blocks))
-            average = self._size * np.sqrt(elements / max(self._elements, 1))
-            with np.errstate(invalid="ignore"):
-                ratios = errors / np.maximum(np.maximum(sizes, QUIET * average[:, None]), 1e-30)
+        rows, ratios = self.blocks()
+        if rows is not None:
             # NaN counts as the worst there is.
             block, head = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios))), ratios.shape)
             worst, worst_at = ratios[block, head], (int(rows[block]), int(head))
@@ -110,6 +133,17 @@ def difference(a, b, starts=None):
     comparison = Comparison()
     comparison.add(a, b, starts=starts)
     return comparison.result()
+
+
+def first_bad(a, b, tolerance):
+    """Index of a's first value that is not finite or off by more than tolerance * max |b|, a tuple; None without one.
+
+    NumPy arrays of one shape.
+    """
+    a, b = a.astype("f8"), b.astype("f8")
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(a) | ~(np.abs(a - b) <= tolerance * _top(b))
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape)) if bad.any() else None
 
 
 def compare(a, b):
@@ -135,9 +169,7 @@ def _norm(x):
 
 
 def _block_norms(x, starts):
-    """[blocks, heads]"""
-    top = _top(x)
-    if top == 0:
-        return np.zeros((len(starts), x.shape[1]))
+    """[blocks, heads]; a NaN or an infinity spoils its own block only."""
+    top = np.max(np.abs(x), initial=0.0, where=np.isfinite(x)) or 1.0
     squares = ((x / top) ** 2).reshape(x.shape[0], x.shape[1], -1).sum(axis=2)
     return top * np.sqrt(np.add.reduceat(squares, starts, axis=0))

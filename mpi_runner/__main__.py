@@ -10,11 +10,9 @@ from kda_engine.errors import InputError
 from kda_engine.version import VERSION
 
 from .exit_codes import GOLDEN, INTERNAL, USAGE
+from .launched import launched_rank
 
 COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info")
-
-# Where launchers tell a process its rank, so that only the first complains about a command line.
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,11 +21,6 @@ class _Parser(argparse.ArgumentParser):
             self.print_usage(sys.stderr)
             print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(USAGE)
-
-
-def launched_rank():
-    """This process's rank as its launcher says, 0 without one."""
-    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
 def parser():

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,27 @@ import pytest
 
 import kda_engine as kda
 from kda_engine import cases
-from kda_engine.compare import TOLERANCES, compare
+from kda_engine.compare import TIERS, TOLERANCES, compare, tolerance_for
 from kda_engine.evaluation import evaluate, reference
+from kda_engine.hdf5 import golden as golden_file
 from kda_engine.hdf5.golden import GoldenError, read_golden, write_golden
 from kda_engine.hdf5.inputs import InputFile, write_input
 from kda_engine.hdf5.manifest import NAME, check_listed, read_manifest
 from kda_engine.hdf5.results import ResultWriter
+from mpi_runner import provenance
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
+from mpi_runner.goldens import making, sources
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 FILES = sorted(path.name for path in DATA.glob("*.h5"))
 ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "d_out", "d_final_state")
+
+
+@pytest.fixture(autouse=True)
+def clean_tree(monkeypatch):
+    """Goldens are made here from whatever is being worked on."""
+    monkeypatch.setattr(making, "uncommitted", lambda: [])
 
 
 def run(*arguments):
@@ -154,7 +164,7 @@ def test_a_wrong_engine_is_found(tmp_path, monkeypatch, capsys):
             results = right(case, engine)
             change(results)
             return results
-        monkeypatch.setattr(command, "evaluate", wrong)
+        monkeypatch.setattr(sources, "evaluate", wrong)
         code = run("check", "--engine", "numpy", tmp_path / "g.h5")
         return code, [line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
 
@@ -276,6 +286,85 @@ def test_an_unreadable_manifest_is_a_bad_golden(tmp_path):
         check_listed(tmp_path / "g.h5")
 
 
-def test_the_tolerance_of_a_golden_is_the_tables():
+def test_the_tolerances_of_a_golden_are_the_tables():
     for file, tolerance in (("ordinary.h5", TOLERANCES["f4"]), ("ordinary-float64.h5", TOLERANCES["f8"])):
-        assert read_golden(DATA / file).tolerance == tolerance
+        golden = read_golden(DATA / file)
+        assert golden.tolerance == golden.tolerances["tight"] == tolerance and golden.tolerances["bitwise"] == 0
+        assert golden.tolerances["bf16"] == tolerance_for("bfloat16")
+    half = read_golden(DATA / "ordinary-float16.h5")
+    assert half.tier == "bf16" and half.tolerance == tolerance_for("float16")
+    assert half.tolerances["tight"] == TOLERANCES["f4"]
+
+
+def older_form(path, monkeypatch):
+    """A golden as they were before there were tiers: the tolerance of its own type alone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(golden_file, "tolerances_of", lambda *of: {"tight": TOLERANCES["f4"]})
+        return make(path)
+
+
+def test_upgrade_adds_what_an_older_form_lacks(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "g.h5"
+    case = older_form(path, monkeypatch)
+    with pytest.raises(GoldenError, match="older form.*golden upgrade"):
+        read_golden(path)
+    assert run("check", "--engine", "numpy", path) == GOLDEN
+    (tmp_path / NAME).write_text(f'[[golden]]\nfile = "g.h5"\nsha256 = "0"\ncase = "packed"\nmade = "by hand"\n')
+    capsys.readouterr()
+    assert run("upgrade", path) == PASS and capsys.readouterr().out == f"{path}: upgraded\n"
+    check_listed(path)
+    assert read_manifest(tmp_path)["g.h5"].made == "by hand"
+    golden, expected = read_golden(path), reference(case)
+    assert sorted(golden.tolerances) == sorted(TIERS) and golden.provenance == {"commit": "abc"}
+    assert all(golden.results[name].tobytes() == x.tobytes() for name, x in expected.items())
+    before = path.read_bytes()
+    assert run("upgrade", path) == PASS and "up to date" in capsys.readouterr().out
+    assert path.read_bytes() == before
+
+
+def test_upgrade_leaves_a_damaged_golden_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "g.h5"
+    older_form(path, monkeypatch)
+    flip(path)
+    before = path.read_bytes()
+    assert run("upgrade", path) == GOLDEN and path.read_bytes() == before
+    assert run("upgrade", tmp_path / "none.h5") == GOLDEN
+
+
+def test_new_says_what_it_changes(tmp_path, capsys):
+    path = tmp_path / "g.h5"
+    assert run("new", "packed", path) == PASS
+    with pytest.raises(kda.InputError, match="(?s)--force replaces it.*nothing: the same inputs"):
+        run("new", "packed", path)
+    with pytest.raises(kda.InputError, match="(?s)inputs/q: relative change .*outputs/out: relative change"):
+        run("new", "packed", path, "--seed", 1)
+    with pytest.raises(kda.InputError, match=r"(?s)beta: logit -> value.*case: packed -> log-value"):
+        run("new", "log-value", path)
+    capsys.readouterr()
+    assert run("new", "packed", path, "--K", 4, "--force") == PASS
+    assert "inputs/q: float32 (102, 2, 16) -> float32 (102, 2, 4)" in capsys.readouterr().out
+
+
+def test_a_dirty_tree_makes_no_golden(tmp_path, monkeypatch):
+    monkeypatch.setattr(making, "uncommitted", lambda: ["kda_engine/gate.py"])
+    with pytest.raises(kda.InputError, match="uncommitted changes.*kda_engine/gate.py"):
+        run("new", "packed", tmp_path / "g.h5")
+    assert not (tmp_path / "g.h5").exists()
+
+
+def test_what_makes_a_tree_dirty(tmp_path, monkeypatch):
+    git = lambda *words: subprocess.run(["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", *words],
+                                        check=True, capture_output=True)
+    monkeypatch.setattr(provenance, "ROOT", str(tmp_path))
+    (tmp_path / "kda_engine").mkdir()
+    (tmp_path / "kda_engine" / "gate.py").write_text("a")
+    assert provenance.uncommitted() == [] and provenance.commit() is None
+    git("init")
+    assert provenance.uncommitted() == ["kda_engine/"]
+    git("add", ".")
+    git("commit", "-m", "x")
+    assert provenance.uncommitted() == [] and len(provenance.commit()) == 40
+    (tmp_path / "notes.txt").write_text("no part of the program")
+    assert provenance.uncommitted() == []
+    (tmp_path / "kda_engine" / "gate.py").write_text("b")
+    assert provenance.uncommitted() == ["kda_engine/gate.py"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cases import Case
-from ..compare import tolerance_for
+from ..compare import TIERS, tier_of, tolerances_of
 from ..errors import InputError
 from . import schema, types
 from .atomic import AtomicFile
@@ -27,7 +27,8 @@ class Golden:
     """A golden in memory, every checksum verified.
 
     case: `cases.Case`, the problem. results: arrays by dataset name ("outputs/out", "grads/dq", ...), float32 or
-    float64 from the float64 recurrence. tolerances: relative Frobenius error allowed, by tier. provenance: dict.
+    float64 from the float64 recurrence. tolerances: relative Frobenius error allowed, by the names of `compare.TIERS`.
+    provenance: dict.
     """
 
     path: str
@@ -39,7 +40,7 @@ class Golden:
     @property
     def tier(self):
         """"bf16" when any per-token input has a 16-bit type, else "tight"."""
-        return _tier(self.case)
+        return tier_of(_narrowest(self.case))
 
     @property
     def tolerance(self):
@@ -54,7 +55,7 @@ def write_golden(path, case, results, provenance, force=False):
     """
     arrays = {name: getattr(case, name) for name in (*schema.PER_TOKEN, *schema.PARAMETERS, *schema.STATES)}
     inputs = CheckedInputs(os.fspath(path), arrays, case.cu_seqlens, case.conv, case.options)
-    tolerances = {_tier(case): tolerance_for(_narrowest(case), case.repeated_keys, case.conv is not None)}
+    tolerances = tolerances_of(_narrowest(case), case.repeated_keys, case.conv is not None)
     report = {"case": case.name, "repeated_keys": case.repeated_keys, "engine": "reference",
               "options": case.options.to_dict()}
     with AtomicFile(path, "golden", force) as file:
@@ -72,8 +73,29 @@ def write_golden(path, case, results, provenance, force=False):
 def read_golden(path):
     """The `Golden` at `path`.
 
-    Raises GoldenError when it is missing, no golden, truncated, damaged, edited or of another version.
+    Raises GoldenError when it is missing, no golden, truncated, damaged, edited, of another version or an older form.
     """
+    golden = _read_sealed(path)
+    if sorted(golden.tolerances) != sorted(TIERS):
+        raise GoldenError(f"{path}: /tolerances: expected one for each of {', '.join(TIERS)}, got "
+                          f"{', '.join(golden.tolerances)}: an older form, which `kda-engine golden upgrade` rewrites")
+    return golden
+
+
+def upgrade_golden(path):
+    """Rewrite a golden of an older form in today's, inputs and results bit for bit; returns whether it needed that.
+
+    Raises GoldenError as `read_golden` does, and OSError; then the file is as it was.
+    """
+    golden = _read_sealed(path)
+    if sorted(golden.tolerances) == sorted(TIERS):
+        return False
+    write_golden(path, golden.case, golden.results, golden.provenance, force=True)
+    return True
+
+
+def _read_sealed(path):
+    """The golden as its checksums seal it, of whatever form."""
     try:
         with open_file(path, ("golden",)) as root, ResultFile(path) as results, InputFile(path) as inputs:
             with reading(path, "report and tolerances"):
@@ -88,8 +110,6 @@ def read_golden(path):
     for name in sorted(found.keys() | sealed.keys()):
         if found.get(name) != sealed.get(name):
             raise GoldenError(f"{path}: /{name}: expected what its checksum was taken of, got something else")
-    if golden.tier not in golden.tolerances:
-        raise GoldenError(f"{path}: /tolerances: expected one named {golden.tier!r}, got {sorted(tolerances)}")
     return golden
 
 
@@ -114,7 +134,3 @@ def _narrowest(case):
     """The type of the narrowest per-token input."""
     given = (getattr(case, name) for name in schema.PER_TOKEN)
     return min((x.dtype for x in given if x is not None), key=lambda dtype: dtype.itemsize)
-
-
-def _tier(case):
-    return "bf16" if _narrowest(case).itemsize == 2 else "tight"

@@ -66,6 +66,22 @@ class ResultWriter:
         self.abandon()
 
 
+def write_results(path, results, provenance, force=False):
+    """Write an output file of results that are in memory, made by whatever program.
+
+    results: NumPy arrays by dataset name ("outputs/out", "grads/dq", ...: `schema.RESULT_TENSORS`). provenance: dict of
+    JSON values that says who made them. Raises InputError for another name, or as `ResultWriter` does, and OSError.
+    """
+    for name in results:
+        if name not in schema.RESULT_TENSORS:
+            raise InputError(f"{path}: /{name}: expected a result named {', '.join(schema.RESULT_TENSORS)}")
+    with ResultWriter(path, force=force) as writer:
+        for name, x in results.items():
+            writer.create(name, x.shape, x.dtype)
+            writer.write(name, 0, x)
+        writer.finish({}, provenance)
+
+
 def add_report(root, report, provenance):
     """Put both (dicts of JSON values) where readers of an open h5py.File look for them."""
     types.write_json(root, "report/json", report)

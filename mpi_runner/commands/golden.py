@@ -2,23 +2,23 @@
 
 import json
 import os
-import shlex
 import sys
 
 import kda_engine
 from kda_engine import cases
-from kda_engine.compare import block_starts, difference
+from kda_engine.compare import TIERS
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
-from kda_engine.evaluation import evaluate, reference
-from kda_engine.hdf5.golden import GoldenError, read_golden, write_golden
-from kda_engine.hdf5.inputs import InputFile
-from kda_engine.hdf5.manifest import check_listed, read_manifest, record
-from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
+from kda_engine.hdf5.golden import GoldenError, upgrade_golden
+from kda_engine.hdf5.manifest import read_manifest, record
 
 from ..difference_table import as_json, failure_row, render, table_row
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
-from ..provenance import provenance
+from ..goldens import making
+from ..goldens.heat_map import require_matplotlib, write_heat_map
+from ..goldens.junit import write_junit
+from ..goldens.sources import File, OneProcess, Ranks, read_listed
+from ..launched import launched, launched_rank
 
 # The goldens that come with the source tree.
 DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(kda_engine.__file__))), "data")
@@ -30,8 +30,9 @@ def add(subparsers):
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser(
         "new", help="make a golden with the reference engine",
-        description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence. A MANIFEST.toml in "
-                    "OUT's folder is brought up to date.")
+        description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence, and says what it "
+                    "changes against the golden that is there. A MANIFEST.toml in OUT's folder is brought up to date. "
+                    "Refused while the source tree has uncommitted changes.")
     new.add_argument("source", metavar="CASE|INPUT.h5", help=f"one of {', '.join(cases.names())}; or a file")
     new.add_argument("output", metavar="OUT.h5")
     new.add_argument("--dtype", help="of a case's per-token arrays (float32)")
@@ -44,31 +45,32 @@ def add(subparsers):
     listing.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
     listing.set_defaults(run=list_goldens)
     check = actions.add_parser(
-        "check", help="hold an engine's results against goldens",
-        description="Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, damaged or of another "
-                    "version; 77: nothing was compared.")
+        "check", help="hold an engine's results, or an output file, against goldens",
+        description="Under mpirun the engine works over all ranks, as `run` does. Nothing is written but what --junit "
+                    "and --plot name. Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, "
+                    "damaged or of another version; 77: nothing was compared.")
     check.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
-    check.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
+    who = check.add_mutually_exclusive_group()
+    who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
+    who.add_argument("--output", metavar="OUT.h5", help="judge this output, made anywhere, by one golden")
+    check.add_argument("--tier", choices=TIERS, help="which of the golden's tolerances (by the narrowest type)")
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--junit", metavar="FILE.xml", help="write a JUnit report")
+    check.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
     check.set_defaults(run=check_goldens)
+    upgrade = actions.add_parser(
+        "upgrade", help="rewrite goldens of an older form",
+        description="Inputs and results stay bit for bit; what today's form holds beside them is added. Goldens that "
+                    "need nothing are left alone.")
+    upgrade.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
+    upgrade.set_defaults(run=upgrade_goldens)
 
 
 def new_golden(args):
     """Make one golden; returns the exit code."""
+    making.refuse_dirty_tree()
     given = {name: value for name in ("dtype", "seed", *SIZES) if (value := getattr(args, name)) is not None}
-    if os.path.exists(args.source) or args.source.endswith(".h5"):
-        if given:
-            raise InputError(f"--{min(given)}: expected only with a named case, got the file {args.source}")
-        with InputFile(args.source) as file:
-            case = file.read_case(os.path.splitext(os.path.basename(args.source))[0])
-    else:
-        case = cases.make(args.source, **given)
-    results = reference(case)
-    write_golden(args.output, case, results, provenance(("numpy", "h5py", "ml_dtypes")), args.force)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    record(args.output, case.name, shlex.join(
-        ["kda-engine", "golden", "new", args.source, os.path.basename(args.output), *flags]))
-    print(f"{args.output}: {case.name}, {len(results)} tensors, {os.path.getsize(args.output)} bytes")
+    print("\n".join(making.make(args.source, args.output, given, args.force)))
     return PASS
 
 
@@ -77,9 +79,9 @@ def list_goldens(args):
     code = PASS if (paths := _paths(args.files)) else NOTHING_COMPARED
     for path in paths:
         try:
-            golden = _read(path)
+            golden = read_listed(path)
         except GoldenError as error:
-            print(f"kda-engine: error: {error}", file=sys.stderr)
+            _complain(error)
             code = GOLDEN
             continue
         case = golden.case
@@ -91,56 +93,98 @@ def list_goldens(args):
 
 
 def check_goldens(args):
-    """Hold one engine against goldens; returns the exit code."""
-    code, compared, told = PASS, 0, []
-    for path in _paths(args.files):
+    """Hold one engine, or one output file, against goldens; returns the exit code."""
+    if args.plot is not None:
+        require_matplotlib()
+    if args.output is not None:
+        if len(args.files) != 1:
+            raise InputError(f"--output: expected one golden to judge it by, got {len(args.files)}")
+        return _check(args, File(args.output))
+    if not launched():
+        return _check(args, OneProcess(args.engine))
+    # MPI starts with this import, only where a launcher wants it.
+    from ..session import Session
+
+    code = PASS
+    with Session() as session:
+        code = session.exchange.largest(_check(args, Ranks(session, args.engine)), "agreeing on the verdict")
+    return session.code or code
+
+
+def upgrade_goldens(args):
+    """Rewrite goldens of an older form; returns the exit code."""
+    code = PASS if (paths := _paths(args.files)) else NOTHING_COMPARED
+    for path in paths:
+        folder, name = os.path.split(os.path.abspath(path))
         try:
-            golden = _read(path)
+            upgraded = upgrade_golden(path)
+            if upgraded and (entry := read_manifest(folder).get(name)) is not None:
+                record(path, entry.case, entry.made)
         except GoldenError as error:
-            print(f"kda-engine: error: {error}", file=sys.stderr)
-            told.append({"file": path, "error": str(error)})
+            _complain(error)
             code = GOLDEN
             continue
-        rows, values = _hold_against(golden, args.engine)
-        passed = all(row[-1] == "ok" for row in rows)
-        compared += len(values)
-        code = code if passed else max(code, MISMATCH)
-        told.append({"file": path, "case": golden.case.name, "engine": args.engine, "pass": passed, "tensors": values})
-        if not args.json:
-            print(f"{path}: {golden.case.name}, engine {args.engine}\n{render(rows)}\n")
-    if args.json:
-        print(json.dumps(told, indent=1))
-    if code == PASS and not compared:
-        print("kda-engine: nothing was compared", file=sys.stderr)
-        return NOTHING_COMPARED
+        print(f"{path}: {'upgraded' if upgraded else 'up to date'}")
     return code
 
 
-def _hold_against(golden, engine):
-    """(table rows, JSON values) of every tensor; values only of those that both sides have."""
-    computed, expected = evaluate(golden.case, engine), golden.results
-    rows, values = [], []
-    for name in (*expected, *(name for name in computed if name not in expected)):
-        if name not in computed or name not in expected:
-            where = f"the results of {engine}" if name in expected else "the golden"
-            rows.append(failure_row(name, f"absent in {where}"))
+def _check(args, source):
+    """Judge all goldens, tell what was found; the exit code (on ranks beside the first it means nothing)."""
+    judgements = []
+    for path in _paths(args.files):
+        judgement = source.judge(path, args.tier)
+        if judgement is None:
             continue
-        found = difference(computed[name], expected[name], _starts(name, golden))
-        rows.append(table_row(name, found, golden.tolerance, golden.case.cu_seqlens))
-        values.append(as_json(name, found, golden.tolerance, golden.case.cu_seqlens))
-    return rows, values
+        judgements.append(judgement)
+        if judgement.error is not None:
+            _complain(judgement.error)
+        elif not args.json:
+            print(_text(judgement))
+    if launched_rank() == 0:
+        _write_reports(args, judgements)
+    if any(judgement.error is not None for judgement in judgements):
+        return GOLDEN
+    if not all(judgement.passed for judgement in judgements):
+        return MISMATCH
+    if not any(judgement.compared for judgement in judgements) and launched_rank() == 0:
+        print("kda-engine: nothing was compared", file=sys.stderr)
+        return NOTHING_COMPARED
+    return PASS
+
+
+def _write_reports(args, judgements):
+    if args.json:
+        print(json.dumps([_json(judgement) for judgement in judgements], indent=1))
+    if args.junit is not None:
+        write_junit(args.junit, judgements)
+    if args.plot is not None:
+        write_heat_map(args.plot, judgements)
+
+
+def _text(judgement):
+    rows = [failure_row(v.name, v.why) if v.difference is None
+            else table_row(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+            for v in judgement.verdicts]
+    lines = [f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}", render(rows)]
+    if judgement.skipped:
+        lines.append(f"{judgement.by} holds no gradients; {len(judgement.skipped)} of the golden's were not looked at")
+    return "\n".join(lines) + "\n"
+
+
+def _json(judgement):
+    if judgement.error is not None:
+        return {"file": judgement.path, "error": judgement.error}
+    tensors = [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
+               else as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+               for v in judgement.verdicts]
+    return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "tier": judgement.tier,
+            "pass": judgement.passed, "skipped": list(judgement.skipped), "tensors": tensors}
+
+
+def _complain(error):
+    if launched_rank() == 0:
+        print(f"kda-engine: error: {error}", file=sys.stderr)
 
 
 def _paths(files):
     return files or [os.path.join(DATA, name) for name in read_manifest(DATA)]
-
-
-def _read(path):
-    check_listed(path)
-    return read_golden(path)
-
-
-def _starts(name, golden):
-    if name in STATE_RESULTS:
-        return range(len(golden.results[name]))
-    return block_starts(golden.case.cu_seqlens) if name in TOKEN_RESULTS else None

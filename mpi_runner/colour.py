@@ -1,0 +1,16 @@
+"""Colour, on terminals only."""
+
+import os
+import sys
+
+CODES = {"green": 32, "red": 31}
+
+
+def paint(text, colour):
+    """The text in that colour (a key of CODES, or None) where standard output is a terminal; plain elsewhere.
+
+    https://no-color.org: NO_COLOR, set to anything, turns it off.
+    """
+    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    return f"\033[{CODES[colour]}m{text}\033[0m"

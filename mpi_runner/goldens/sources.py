@@ -1,0 +1,86 @@
+"""Where the results come from that a golden is to judge: an engine in this process, an engine over ranks, a file."""
+
+import os
+import tempfile
+
+from kda_engine.evaluation import evaluate
+from kda_engine.hdf5.golden import GoldenError, read_golden
+from kda_engine.hdf5.manifest import check_listed
+from kda_engine.hdf5.results import ResultFile
+
+from .judging import Judgement, judge
+
+
+def read_listed(path):
+    """The `Golden` at `path`, which is also the one its folder's manifest lists. Raises GoldenError."""
+    check_listed(path)
+    return read_golden(path)
+
+
+class OneProcess:
+    """An engine here, through the public calls."""
+
+    def __init__(self, engine):
+        self._engine, self._by = engine, f"engine {engine}"
+
+    def judge(self, path, tier):
+        """The `Judgement` of the golden at `path`."""
+        return _judge_if_readable(path, self._by, lambda golden: judge(golden, evaluate(golden.case, self._engine),
+                                                                       self._by, tier))
+
+
+class File:
+    """An output file made elsewhere. Raises InputError when it cannot be read."""
+
+    def __init__(self, path):
+        with ResultFile(path) as file:
+            self._path = path
+            self._results = {name: file.read(name) for name in file.tensors() if not name.startswith("boundary/")}
+
+    def judge(self, path, tier):
+        """The `Judgement` of the golden at `path`."""
+        return _judge_if_readable(path, self._path, lambda golden: judge(golden, self._results, self._path, tier,
+                                                                         forward_will_do=True))
+
+
+class Ranks:
+    """The main job over all ranks of a `Session`, with the golden for its input. `judge` is collective."""
+
+    def __init__(self, session, engine):
+        self._session, self._engine = session, engine
+        self._by = f"engine {engine} on {session.size} ranks"
+
+    def judge(self, path, tier):
+        """The `Judgement` of the golden at `path` on rank 0, None elsewhere."""
+        golden, error = None, None
+        if self._session.rank == 0:
+            try:
+                golden = read_listed(path)
+            except GoldenError as refusal:
+                error = str(refusal)
+        error = self._session.exchange.collect(error, "reading the golden")[0]
+        if error is not None:
+            return Judgement(path, self._by, error=error) if self._session.rank == 0 else None
+        # The output goes through rank 0, so a folder of its own node is enough.
+        with tempfile.TemporaryDirectory() as folder:
+            output = os.path.join(folder, "output.h5")
+            self._run(path, output, golden is not None and golden.case.d_out is not None)
+            if golden is None:
+                return None
+            with ResultFile(output) as file:
+                return judge(golden, {name: file.read(name) for name in file.tensors()}, self._by, tier)
+
+    def _run(self, path, output, backward):
+        from ..job import Job
+        from ..main_job import run_job
+
+        backward = self._session.exchange.collect(backward, "agreeing on the backward")[0]
+        run_job(self._session, Job.resolve({"input": path, "output": output, "backward": backward,
+                                            "engine": self._engine}, None))
+
+
+def _judge_if_readable(path, by, judge_it):
+    try:
+        return judge_it(read_listed(path))
+    except GoldenError as error:
+        return Judgement(path, by, error=str(error))
