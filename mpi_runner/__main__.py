@@ -10,16 +10,17 @@ from kda_engine.errors import InputError
 from kda_engine.version import VERSION
 
 from .exit_codes import GOLDEN, INTERNAL, USAGE
+from .hints import hint
 from .launched import launched_rank
 
-COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info")
+COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info", "completion")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         if launched_rank() == 0:
             self.print_usage(sys.stderr)
-            print(f"{self.prog}: error: {message}", file=sys.stderr)
+            print(f"{self.prog}: error: {message}\n{hint(message, self)}", file=sys.stderr)
         raise SystemExit(USAGE)
 
 
