@@ -1,5 +1,6 @@
-"""What this machine and installation offer, without starting MPI."""
+"""What this machine and installation offer, without starting MPI in this process."""
 
+import json
 import os
 import platform
 import shutil
@@ -14,30 +15,35 @@ from kda_engine.engines.host import thread_count
 from kda_engine.hdf5.version import hdf5_version
 from kda_engine.version import VERSION
 
+from .cuda_awareness import cuda_awareness
+from .provenance import ROOT
 from .resources import memory_available
 
 PACKAGES = ("numpy", "ml_dtypes", "h5py", "mpi4py", "mpich", "openmpi", "safetensors", "threadpoolctl", "cupy-cuda13x",
             "cupy-cuda12x")
 
-# Asks the MPI library for its name without initialising it, in a process of its own: a broken one may abort.
-_ASK_MPI = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-            "print(MPI.Get_library_version().split('\\n')[0].strip('\\0 '))")
+# Asks the MPI library in a process of its own: a broken one may abort.
+_ASK_MPI = ("import json; from mpi4py import MPI; from mpi_runner.environment import mpi_library; "
+            "print(json.dumps(mpi_library(MPI.COMM_WORLD)))")
 
 
-def describe():
-    """The environment as nested dicts of plain values; None for what is not there, {"error": text} for what fails."""
+def describe(mpi=None):
+    """The environment as nested dicts of plain values; None for what is not there, {"error": text} for what fails.
+
+    mpi: what `mpi_library` says, for who has started MPI; a process of its own is asked otherwise.
+    """
     return {
         "kda-engine": VERSION,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": len(os.sched_getaffinity(0)),
+        "cpu": {"model": cpu_model(), "cores": os.cpu_count(), "usable": len(os.sched_getaffinity(0)),
                 "threads": thread_count()},
         "memory": {"available_bytes": memory_available()},
         "packages": {name: _installed(name) for name in PACKAGES},
         "blas": [{key: pool.get(key) for key in ("internal_api", "version", "num_threads", "architecture")}
                  for pool in ThreadpoolController().info()],
         "hdf5": hdf5_version(),
-        "mpi": {"library": _mpi_library(), "mpirun": shutil.which("mpirun")},
+        "mpi": {**(_ask_mpi() if mpi is None else mpi), "mpirun": shutil.which("mpirun")},
         "gpu": _gpu(),
         "engine_auto": "cuda" if cuda_usable() else "numpy",
     }
@@ -50,7 +56,7 @@ def _installed(package):
         return None
 
 
-def _cpu_model():
+def cpu_model():
     try:
         with open("/proc/cpuinfo") as file:
             lines = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
@@ -59,14 +65,28 @@ def _cpu_model():
         return platform.machine()
 
 
-def _mpi_library():
+def mpi_library(comm):
+    """{"library": its own name and version, "cuda_aware": bool, "told_by": text} behind an mpi4py communicator."""
+    from mpi4py import MPI
+
+    return {"library": MPI.Get_library_version().split("\n")[0].strip("\0 "), **cuda_awareness(comm)}
+
+
+def _ask_mpi():
+    search = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, timeout=30,
+                              env={**os.environ, "PYTHONPATH": search})
     except subprocess.TimeoutExpired:
-        return {"error": "no answer within 30 s"}
+        return {"library": {"error": "no answer within 30 s"}}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
-    return done.stdout.strip()
+        return {"library": {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}}
+    return json.loads(done.stdout)
+
+
+def gpus():
+    """The GPUs that CuPy sees here, a list of plain values; empty where there is none or they cannot be asked."""
+    return (_gpu() or {}).get("devices", [])
 
 
 def _gpu():
@@ -80,6 +100,7 @@ def _gpu():
         devices = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
         return {"cupy": cupy.__version__, "driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(),
                 "devices": [{"name": device["name"].decode(), "memory_bytes": device["totalGlobalMem"],
-                             "capability": f"{device['major']}.{device['minor']}"} for device in devices]}
+                             "capability": f"{device['major']}.{device['minor']}",
+                             "pci": runtime.deviceGetPCIBusId(index)} for index, device in enumerate(devices)]}
     except Exception as error:
         return {"cupy": cupy.__version__, "error": f"{type(error).__name__}: {error}"}

@@ -1,10 +1,12 @@
-"""The shapes and gate regimes that speed is measured on, inputs drawn on the device by seed."""
+"""The shapes and gate regimes that speed is measured on, inputs drawn by seed where they are used."""
 
+import re
 from dataclasses import dataclass
 
-import cupy
 import ml_dtypes
 import numpy as np
+
+from ..errors import InputError
 
 # Head size of every measured shape.
 HEAD_SIZE = 128
@@ -45,13 +47,22 @@ SHAPES = {
 }
 
 
-def draw(shape, regime, seed=0, dtype=ml_dtypes.bfloat16):
-    """Inputs by name as `kda_engine.forward` takes them, on the device: q, k, v, g, beta, A_log, dt_bias, initial_state.
+def parse(text):
+    """The Shape that a text names: a letter of SHAPES, TxH, or NxTxH for N sequences of T tokens. Raises InputError."""
+    if text in SHAPES:
+        return SHAPES[text]
+    if not re.fullmatch(r"([1-9]\d*x){1,2}[1-9]\d*", text):
+        raise InputError(f"shape: expected a letter of {', '.join(SHAPES)}, or TxH or NxTxH, got {text!r}")
+    *sequences, tokens, heads = map(int, text.split("x"))
+    return Shape((tokens,) * (sequences[0] if sequences else 1), heads)
 
-    regime: a key of REGIMES. States and parameters are float32.
+
+def draw(shape, regime, seed=0, dtype=ml_dtypes.bfloat16, module=None):
+    """Inputs by name as `kda_engine.forward` takes them: q, k, v, g, beta, A_log, dt_bias, initial_state.
+
+    regime: a key of REGIMES. States and parameters are float32. module: whose arrays, numpy or (None) cupy.
     """
-    random = cupy.random.default_rng(seed)
-    normal = lambda *size: random.standard_normal(size, dtype="f4")
+    random, normal = _generator(module, seed)
     T, H, N, D = shape.tokens, shape.heads, len(shape.lengths), HEAD_SIZE
     mean, deviation = REGIMES[regime]
     return {
@@ -60,3 +71,17 @@ def draw(shape, regime, seed=0, dtype=ml_dtypes.bfloat16):
         "A_log": random.random(H, dtype="f4"), "dt_bias": random.random((H, D), dtype="f4"),
         "initial_state": 0.1 * normal(N, H, D, D),
     }
+
+
+def draw_gradients(shape, seed=1, dtype=ml_dtypes.bfloat16, module=None):
+    """What the backward takes beside them, by name as `kda_engine.backward` takes it: d_out, d_final_state."""
+    _, normal = _generator(module, seed)
+    T, H, N, D = shape.tokens, shape.heads, len(shape.lengths), HEAD_SIZE
+    return {"d_out": normal(T, H, D).astype(dtype), "d_final_state": 0.1 * normal(N, H, D, D)}
+
+
+def _generator(module, seed):
+    if module is None:
+        import cupy as module
+    random = module.random.default_rng(seed)
+    return random, lambda *size: random.standard_normal(size, dtype="f4")

@@ -1,4 +1,4 @@
-"""How device work is timed: events around the whole call, cold L2 cache, warm clocks, the sides interleaved."""
+"""How device work is timed: events around the whole call, warm clocks, the L2 cache cold or not, sides interleaved."""
 
 import statistics
 import time
@@ -12,21 +12,24 @@ FLUSH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds: median, and the distance between the quartiles, of so many samples."""
+    """Milliseconds: median, and the distance between the quartiles, of so many samples; raw: all of them in order."""
 
     median: float
     spread: float
     samples: int
+    raw: list
 
 
-def measure(calls, samples=30, warm_up=0.025):
+def measure(calls, samples=30, warm_up=0.025, cold=True):
     """The Timing of each call, by the same names. calls: name -> function without arguments.
 
     Every call is warmed up for at least `warm_up` seconds; then each round takes one sample of every call in turn.
+    cold: the L2 cache holds nothing of the call's data. Without it nothing keeps the device busy before a call, so one
+    that is shorter on the device than on the host shows the host's time.
     """
     for call in calls.values():
         _warm_up(call, warm_up)
-    flush = cupy.empty(FLUSH_BYTES, "u1")
+    flush = cupy.empty(FLUSH_BYTES if cold else 0, "u1")
     events = {name: [] for name in calls}
     for _ in range(samples):
         for name, call in calls.items():
@@ -70,4 +73,4 @@ def _warm_up(call, seconds):
 
 def _timing(milliseconds):
     first, middle, last = statistics.quantiles(milliseconds, n=4)
-    return Timing(middle, last - first, len(milliseconds))
+    return Timing(middle, last - first, len(milliseconds), list(milliseconds))

@@ -1,0 +1,102 @@
+"""The current CUDA device: how calls are timed, and what rates are within reach."""
+
+import sys
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+from ..device.launch import launch as launch_kernel
+from ..layout import CHUNK
+from . import peers, timing
+from .clocks import read_clocks
+from .graph import Replay
+from .samples import median
+
+
+class Device:
+    """The engine "cuda" with bfloat16 inputs on CuPy's current device."""
+
+    engine, module, dtype, chunk_length = "cuda", cupy, np.dtype(ml_dtypes.bfloat16), CHUNK
+
+    def __init__(self):
+        self._device = cupy.cuda.Device()
+
+    def describe(self):
+        """What a record calls this machine; records of other machines cannot be compared with it."""
+        return {"name": cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()}
+
+    def state(self):
+        """Clocks, and what holds them down, now; empty where NVML cannot be asked."""
+        return read_clocks(self._device.pci_bus_id) or {}
+
+    def bandwidth(self):
+        """Bytes per second, read plus written, of a large copy."""
+        return timing.copy_bandwidth()
+
+    def matrix_rate(self, size=8192, samples=10):
+        """FLOP/s of a float16 matrix product of that size, which runs at bfloat16's rate."""
+        a, b = (cupy.random.standard_normal((size, size), dtype="f4").astype("f2") for _ in range(2))
+        return 2 * size**3 / median(self.measure({"product": lambda: a @ b}, samples, cold=True)["product"])
+
+    def measure(self, calls, samples, cold):
+        """Seconds of every sample of each call, by the same names, the calls in turn.
+
+        cold: the L2 cache holds nothing of the call's data.
+        """
+        return {name: [1e-3 * x for x in taken.raw]
+                for name, taken in timing.measure(calls, samples, cold=cold).items()}
+
+    def host_seconds(self, call):
+        """The time that one call keeps the host busy."""
+        return timing.host_seconds(call, samples=20)
+
+    def capture(self, call):
+        """A function that replays the call's kernels as one CUDA graph."""
+        return Replay(call)
+
+    def kernel_seconds(self, call, samples):
+        """Kernel name -> seconds of every sample: all launches of that kernel in one call together.
+
+        Events between the kernels keep them from overlapping, so the sum is a little more than the whole call.
+        """
+        call()
+        taken = {}
+        for _ in range(samples):
+            events = []
+            with ExitStack() as stack:
+                for module in launchers():
+                    stack.enter_context(patch.object(module, "launch", _timed(events)))
+                call()
+            self._device.synchronize()
+            sums = {}
+            for name, start, stop in events:
+                sums[name] = sums.get(name, 0.0) + 1e-3 * cupy.cuda.get_elapsed_time(start, stop)
+            for name, seconds in sums.items():
+                taken.setdefault(name, []).append(seconds)
+        return taken
+
+    def peers(self):
+        """Name -> adapter of every other implementation that is installed."""
+        return peers.available()
+
+
+def launchers():
+    """The engines' modules that launch kernels, of those that are loaded."""
+    return [module for name, module in sys.modules.items()
+            if name.startswith("kda_engine.engines.") and getattr(module, "launch", None) is launch_kernel]
+
+
+def _timed(events):
+    """The launch path with an event on either side of every kernel; (name, start, stop) goes to `events`."""
+
+    def launch(name, *given, **arguments):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        launch_kernel(name, *given, **arguments)
+        stop.record()
+        events.append((name, start, stop))
+
+    return launch

@@ -1,0 +1,57 @@
+"""One engine's speed on one problem: checked against the float64 recurrence first, then timed."""
+
+from dataclasses import dataclass
+
+from ..compare import compare
+from .problem import FORWARD, passed, start_row
+from .record import OURS
+from .stages import measure_stages
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How everything of one run is measured.
+
+    samples: of each case. cold: caches hold nothing of a call's data. graph: kernels are replayed as a CUDA graph.
+    peers: names of those that are measured beside the forward.
+    stages: also time the engine's stages and kernels one by one.
+    """
+
+    samples: int
+    cold: bool
+    graph: bool
+    peers: tuple
+    stages: bool
+
+
+def measure_problem(problem, whats, setting):
+    """A record's rows for a Problem. whats: FORWARD, BOTH or both of them."""
+    rows = [_measure(problem, what, setting) for what in whats]
+    if setting.stages:
+        rows += measure_stages(problem, setting.samples, setting.cold)
+    return rows
+
+
+def _measure(problem, what, setting):
+    """A row for FORWARD or BOTH; without samples when the result fails its check."""
+    machine = problem.machine
+    row = start_row(problem, what, setting.cold, setting.graph, problem.error(what))
+    row["bytes"], row["flops"] = problem.work(what)
+    if not passed(row):
+        return row
+    call = problem.forward if what == FORWARD else problem.both
+    calls = {OURS: machine.capture(call) if setting.graph else call}
+    if what == FORWARD and setting.peers:
+        row["peer_errors"] = {}
+        for name in setting.peers:
+            calls[name] = machine.peers()[name](problem.inputs, problem.shape.cu_seqlens, problem.options)
+            # How far the peer is from us: one that computes something else must not pass for a fast one.
+            theirs = calls[name]()[0].reshape(problem.inputs["v"].shape)
+            row["peer_errors"][name] = compare(theirs, problem.forward().out)
+    before = machine.state()
+    row["samples"] = machine.measure(calls, setting.samples, setting.cold)
+    row["state"] = {"before": before, "after": machine.state()}
+    row["host_seconds"] = machine.host_seconds(calls[OURS])
+    if setting.stages:
+        row["kernels"] = machine.kernel_seconds(call, setting.samples)
+    return row

@@ -1,0 +1,88 @@
+"""What one row of an engine's benchmark measures: a shape and a gate regime on a machine, its work, and its check."""
+
+from functools import cached_property
+
+import numpy as np
+
+from .. import api
+from ..arrays import to_host
+from ..compare import compare, tolerance_for
+from ..options import Options
+from . import roofline
+from .shapes import HEAD_SIZE, draw, draw_gradients, parse
+
+FORWARD, BOTH = "forward", "forward+backward"
+
+
+class Problem:
+    """A named shape (see `shapes.parse`) in one gate regime on one machine (`host.Host` or `device.Device`)."""
+
+    def __init__(self, machine, name, regime, tolerance):
+        self.machine, self.name, self.regime, self.shape = machine, name, regime, parse(name)
+        self.options = Options(tolerance=tolerance)
+        self.inputs = draw(self.shape, regime, dtype=machine.dtype, module=machine.module)
+
+    @cached_property
+    def gradients(self):
+        """d_out and d_final_state by name."""
+        return draw_gradients(self.shape, dtype=self.machine.dtype, module=self.machine.module)
+
+    def describe(self):
+        """What a case of this problem consists of, in plain values."""
+        return {"lengths": list(self.shape.lengths), "heads": self.shape.heads, "head_size": HEAD_SIZE,
+                "dtype": self.machine.dtype.name, "tolerance": self.options.tolerance}
+
+    def forward(self, save=False):
+        """The public call."""
+        return api.forward(**self.inputs, cu_seqlens=self.shape.cu_seqlens, options=self.options,
+                           engine=self.machine.engine, save=save)
+
+    def both(self):
+        """The public calls of forward and backward."""
+        return api.backward(self.forward(save=True), **self.gradients)
+
+    def work(self, what):
+        """(bytes, FLOPs) of FORWARD or BOTH at the least."""
+        moved = roofline.forward_bytes(self.inputs)
+        sizes = (self.shape.lengths, self.shape.heads, HEAD_SIZE, HEAD_SIZE, self.machine.chunk_length)
+        products = roofline.forward_flops(*sizes)
+        if what == BOTH:
+            moved += roofline.backward_bytes(self.inputs)
+            products += roofline.backward_flops(*sizes)
+        return moved, products
+
+    def error(self, what):
+        """The largest error of any result of FORWARD or BOTH, on the first and the last head, against the oracle."""
+        fwd = self.forward(save=what == BOTH)
+        found = {"out": fwd.out, "final_state": fwd.final_state}
+        if what == BOTH:
+            found |= vars(api.backward(fwd, **self.gradients))
+        heads = sorted({0, self.shape.heads - 1})
+        few = {name: pick_heads(name, x, heads).astype("f8") for name, x in self.inputs.items()}
+        oracle = api.forward(**few, cu_seqlens=self.shape.cu_seqlens, options=self.options, engine="reference",
+                             save=what == BOTH)
+        expected = {"out": oracle.out, "final_state": oracle.final_state}
+        if what == BOTH:
+            entering = {name: pick_heads(name, x, heads).astype("f8") for name, x in self.gradients.items()}
+            expected |= vars(api.backward(oracle, **entering))
+        # np.max, unlike max, does not pass over a NaN.
+        return float(np.max([compare(pick_heads(name, found[name], heads), x) for name, x in expected.items()]))
+
+
+def start_row(problem, what, cold, graph, error):
+    """A row with all but its measurements."""
+    options, machine = problem.options, problem.machine
+    case = {"what": what, "shape": problem.name, "regime": problem.regime, "engine": machine.engine,
+            "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
+    return {"case": case, "problem": problem.describe(), "error": error, "allowed": tolerance_for(machine.dtype)}
+
+
+def passed(row):
+    """Whether the row's result may be timed; a NaN never may."""
+    return row["error"] <= row["allowed"]
+
+
+def pick_heads(name, x, heads):
+    """Some heads of a tensor, by the axis that its name says, on the host."""
+    axis = 0 if name in ("A_log", "dt_bias", "dA_log", "ddt_bias") else 1
+    return to_host(x[(slice(None),) * axis + (heads,)])

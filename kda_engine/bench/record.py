@@ -1,0 +1,53 @@
+"""The file of one benchmark run: who measured what on which machine, every sample of it.
+
+A record is plain JSON:
+
+    format, format_version, mode ("engine" or "collectives"), provenance, machine
+    ceilings    what the machine was measured to reach: bandwidth (bytes/s), matrix_rate (FLOP/s); engine runs only
+    rows        one per measured case: {"case": what identifies it, "problem": what it consisted of,
+                "error", "allowed", "samples": side -> seconds, ...}; a case that failed its check has no samples
+"""
+
+import json
+from pathlib import Path
+
+from ..errors import InputError
+
+FORMAT, FORMAT_VERSION = "kda-engine-bench", 1
+
+# The side of the samples that is this engine's; the others are peers.
+OURS = "ours"
+
+
+def make_record(mode, provenance, machine, ceilings, rows):
+    """The record as a dict."""
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "mode": mode, "provenance": provenance,
+            "machine": machine, "ceilings": ceilings, "rows": rows}
+
+
+def write_record(path, record):
+    """Write it as JSON. Raises InputError where that is not possible."""
+    try:
+        Path(path).write_text(json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"output: cannot write {path}: {error.strerror}") from None
+
+
+def read_record(path):
+    """The record in a file. Raises InputError for anything else."""
+    try:
+        record = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise InputError(f"{path}: expected a benchmark record, got something else")
+    if record["format_version"] != FORMAT_VERSION:
+        raise InputError(f"{path}: expected a record of version {FORMAT_VERSION}, got {record['format_version']}")
+    return record
+
+
+def case_name(row):
+    """A row's case in words."""
+    return " ".join(str(value) for value in row["case"].values())

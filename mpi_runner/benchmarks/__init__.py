@@ -1,0 +1,1 @@
+"""What `bench` does: one module a mode, each adds its options and runs."""

@@ -1,0 +1,61 @@
+"""`bench collectives`: what crosses ranks in a run, by strategy, transport, number of ranks and message size."""
+
+import socket
+
+from kda_engine.bench.record import make_record
+from kda_engine.errors import InputError
+
+from ..environment import cpu_model
+from ..exit_codes import MISMATCH, PASS
+from ..provenance import provenance
+from .engine import add_outputs, check_samples, finish
+
+PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi")
+
+
+def add(modes):
+    parser = modes.add_parser(
+        "collectives", help="what crosses ranks, under mpirun",
+        description="Under mpirun: the boundary exchange of one sequence over all ranks by each scan strategy, and the "
+                    "sum of the parameter gradients, head size 128, float32. Results are checked first. Each sample is "
+                    "the slowest rank's. Exit code 1 when a check fails.")
+    parser.add_argument("--heads", nargs="+", type=int, default=[4, 16, 64], metavar="HV",
+                        help="value heads: the message sizes (4 16 64)")
+    parser.add_argument("--ranks", nargs="+", type=int, metavar="R",
+                        help="how many of the ranks take part (powers of two up to all, and all)")
+    parser.add_argument("--samples", type=int, default=30, help="of each case (30)")
+    add_outputs(parser)
+    parser.set_defaults(run=main)
+
+
+def main(args):
+    """Measure on all ranks, print and write on the first. Raises InputError."""
+    check_samples(args)
+    if min(args.heads) < 1:
+        raise InputError(f"heads: expected at least 1, got {min(args.heads)}")
+    # MPI starts with these imports; a wrong command line is told before.
+    from mpi4py import MPI
+
+    from ..session import Session
+    from .exchanges import measure_exchanges
+
+    with Session() as session:
+        counts = session.together(lambda: rank_counts(args.ranks, session.size))
+        rows = measure_exchanges(session, counts, args.heads, args.samples)
+        nodes = len(set(session.exchange.collect(socket.gethostname(), "counting the nodes")))
+        if session.rank == 0:
+            machine = {"name": cpu_model(), "nodes": nodes}
+            origin = {**provenance(PACKAGES), "mpi": MPI.Get_library_version().strip("\0\n ").splitlines()[0]}
+            finish(make_record("collectives", origin, machine, None, rows), args)
+        session.code = PASS if all("samples" in row for row in rows) else MISMATCH
+    return session.code
+
+
+def rank_counts(given, size):
+    """How many ranks take part, rising. Raises InputError."""
+    if size < 2:
+        raise InputError("ranks: expected at least 2, got 1; start it as mpirun -n R kda-engine bench collectives")
+    counts = sorted(set(given)) if given else sorted({size, *(1 << i for i in range(1, size.bit_length()))})
+    if not 2 <= counts[0] <= counts[-1] <= size:
+        raise InputError(f"ranks: expected 2 to {size}, got {', '.join(map(str, counts))}")
+    return counts

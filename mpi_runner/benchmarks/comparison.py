@@ -1,0 +1,46 @@
+"""`bench compare`: whether what one record measured has become slower in another."""
+
+from kda_engine.bench.record import read_record
+from kda_engine.bench.verdict import SLOWER, compare_records
+from kda_engine.errors import InputError
+
+from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
+
+
+def add(modes):
+    parser = modes.add_parser(
+        "compare", help="whether one record is slower than another",
+        description="Ratio of medians B / A of every case that is in both, with a 95 %% bootstrap interval. "
+                    "'ambiguous': the interval holds 1. Exit code 1: a case is slower beyond the limit; 2: other "
+                    "machine, or other problems under the same name; 77: no case in common.")
+    parser.add_argument("a", metavar="A.json", help="before")
+    parser.add_argument("b", metavar="B.json", help="after")
+    parser.add_argument("--fail-slower", default="5%", metavar="X", help="how much slower is allowed (5%%)")
+    parser.set_defaults(run=main)
+
+
+def main(args):
+    """Print a line a case. Raises InputError."""
+    limit = parse_limit(args.fail_slower)
+    verdicts = compare_records(read_record(args.a), read_record(args.b), limit)
+    if not verdicts:
+        print("nothing to compare: no case was timed in both records")
+        return NOTHING_COMPARED
+    head = ("case", "A ms", "B ms", "B / A", "interval", "verdict")
+    rows = [(v.name, f"{1e3 * v.before:.4g}", f"{1e3 * v.after:.4g}", f"{v.ratio:.3f}", f"{v.low:.3f} to {v.high:.3f}",
+             v.word) for v in verdicts]
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    return MISMATCH if any(v.word == SLOWER for v in verdicts) else PASS
+
+
+def parse_limit(text):
+    """0.05 from "5%" or "0.05". Raises InputError."""
+    try:
+        limit = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise InputError(f"fail-slower: expected a share such as 5% or 0.05, got {text!r}")
+    return limit

@@ -1,0 +1,118 @@
+"""`bench`: an engine's speed over shapes, gate regimes and directions."""
+
+import sys
+from itertools import product
+
+from kda_engine.bench.engine import Setting, measure_problem
+from kda_engine.bench.host import TARGET_RATE, TARGET_SECONDS, Host
+from kda_engine.bench.plots import require_matplotlib, write_plots
+from kda_engine.bench.problem import BOTH, FORWARD, Problem, passed
+from kda_engine.bench.record import make_record, write_record
+from kda_engine.bench.shapes import REGIMES, SHAPES, parse
+from kda_engine.bench.table import markdown
+from kda_engine.engines import make_engine
+from kda_engine.errors import InputError
+
+from ..environment import cpu_model
+from ..exit_codes import MISMATCH, PASS
+from ..provenance import provenance
+
+# What is measured when nothing is said: the shape that the NumPy engine's target is set on; every shape of the GPU's.
+DEFAULTS = {"numpy": (("2048x16",), ("strong",)), "cuda": (tuple(SHAPES), tuple(REGIMES))}
+
+PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x")
+
+
+def add_options(parser):
+    shapes = parser.add_argument_group("what is measured")
+    shapes.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy")
+    shapes.add_argument("--shape", nargs="+", metavar="S", default=[],
+                        help="letters A to L, TxH (tokens x heads of size 128) or NxTxH (sequences of T tokens each)")
+    shapes.add_argument("--tokens", nargs="+", type=int, metavar="T", help="a sweep: every T with every H and N")
+    shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="of the sweep (16)")
+    shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="of the sweep, of T tokens each (1)")
+    shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES), help="of the gate: decays fast, or hardly")
+    shapes.add_argument("--backward", action="store_true", help="forward and backward too")
+    shapes.add_argument("--stages", action="store_true", help="the engine's stages and kernels one by one too")
+    shapes.add_argument("--tolerance", type=float, default=0.0, help="of the certified decay skip (0: exact)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--samples", type=int, default=30, help="of each case (30)")
+    how.add_argument("--cache", choices=("cold", "warm"), default="cold", help="before each sample (cold)")
+    how.add_argument("--graph", action="store_true", help="cuda: the forward's kernels replayed as a CUDA graph")
+    how.add_argument("--peers", nargs="*", metavar="P", help="cuda: beside which others (all that are installed)")
+    add_outputs(parser)
+    parser.set_defaults(run=main)
+
+
+def add_outputs(parser):
+    """The options of every mode that makes a record."""
+    where = parser.add_argument_group("results beside the printed page")
+    where.add_argument("--output", metavar="RECORD.json", help="every sample, for `bench compare`")
+    where.add_argument("--plot", metavar="FOLDER", help="pictures; needs matplotlib")
+
+
+def main(args):
+    """Measure, print, write. Raises InputError."""
+    names, regimes = shape_names(args), args.regime or DEFAULTS[args.engine][1]
+    check_samples(args)
+    if args.graph and args.backward:
+        raise InputError("graph: expected the forward alone, got --backward too")
+    machine = _machine(args.engine)
+    peers = machine.peers() if args.peers is None else args.peers
+    for name in peers:
+        if name not in machine.peers():
+            raise InputError(f"peers: expected some of {', '.join(machine.peers()) or 'none'}, got {name!r}")
+    setting = Setting(args.samples, args.cache == "cold", args.graph, tuple(peers), args.stages)
+    ceilings = {"bandwidth": machine.bandwidth(), "matrix_rate": machine.matrix_rate()}
+    rows = []
+    for name, regime in product(names, regimes):
+        print(f"kda-engine: measuring {name} {regime}", file=sys.stderr, flush=True)
+        problem = Problem(machine, name, regime, args.tolerance)
+        rows += measure_problem(problem, (FORWARD, BOTH) if args.backward else (FORWARD,), setting)
+    record = make_record("engine", provenance(PACKAGES), machine.describe(), ceilings, rows)
+    finish(record, args)
+    if args.engine == "numpy" and "2048x16" in names:
+        print(f"\ntarget for the forward of 2048x16 at this matrix rate: "
+              f"{1e3 * TARGET_SECONDS * TARGET_RATE / ceilings['matrix_rate']:.4g} ms")
+    return PASS if all(map(passed, rows)) else MISMATCH
+
+
+def shape_names(args):
+    """The shapes that the options ask for, by name. Raises InputError."""
+    names = list(args.shape)
+    if args.tokens:
+        names += ["x".join(map(str, (*([N] if N != 1 else []), T, H)))
+                  for T, H, N in product(args.tokens, args.heads or [16], args.sequences or [1])]
+    elif args.heads or args.sequences:
+        raise InputError("tokens: expected --tokens beside --heads or --sequences")
+    for name in names:
+        parse(name)
+    return names or DEFAULTS[args.engine][0]
+
+
+def check_samples(args):
+    """Raises InputError for options that would only fail after the measurement."""
+    if args.samples < 2:
+        raise InputError(f"samples: expected at least 2, got {args.samples}")
+    if args.plot is not None:
+        require_matplotlib()
+
+
+def finish(record, args):
+    """Print the page and write what else was asked for."""
+    print(markdown(record))
+    if args.output is not None:
+        write_record(args.output, record)
+    if args.plot is not None:
+        for path in write_plots(record, args.plot):
+            print(f"kda-engine: wrote {path}", file=sys.stderr)
+
+
+def _machine(engine):
+    if engine == "numpy":
+        return Host(cpu_model())
+    # Says what is missing where there is no usable device.
+    make_engine(engine)
+    from kda_engine.bench.device import Device
+
+    return Device()

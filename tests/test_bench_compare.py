@@ -1,0 +1,100 @@
+"""`bench compare`: what is called slower, what is refused."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from kda_engine.bench.record import make_record
+from kda_engine.bench.verdict import AMBIGUOUS, FASTER, SLOWER, WITHIN, judge, ratio_interval
+from mpi_runner.__main__ import main
+
+CASE = {"what": "forward", "shape": "A", "regime": "weak", "engine": "cuda"}
+PROBLEM = {"lengths": [8192], "heads": 96}
+
+
+def timings(seed, seconds=1e-3, noise=0.03, count=30):
+    """Samples as a machine gives them: some scatter, now and then a disturbed one."""
+    random = np.random.default_rng(seed)
+    disturbed = np.where(random.random(count) < 0.05, 1.5, 1.0)
+    return (seconds * (1 + noise * random.exponential(size=count)) * disturbed).tolist()
+
+
+def record(samples, case=CASE, problem=PROBLEM, machine="one"):
+    return make_record("engine", {}, {"name": machine}, {}, [
+        {"case": case, "problem": problem, "error": 0.0, "allowed": 1.0, "samples": {"ours": samples}}])
+
+
+def compare(tmp_path, a, b, *more):
+    paths = []
+    for name, content in (("a", a), ("b", b)):
+        paths.append(str(tmp_path / f"{name}.json"))
+        (tmp_path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return main(["bench", "compare", *paths, *more])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_per_cent_slower_is_called_slower(seed):
+    assert judge("", timings(2 * seed), timings(2 * seed + 1, 1.1e-3), 0.05).word == SLOWER
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_runs_of_one_build_are_not(seed):
+    assert judge("", timings(1000 + 2 * seed), timings(1001 + 2 * seed), 0.05).word != SLOWER
+
+
+def test_words():
+    a = timings(1)
+    assert judge("", a, a, 0.05).word == AMBIGUOUS
+    assert judge("", a, [1.02 * x for x in timings(1, noise=1e-3)], 0.05).word in (WITHIN, AMBIGUOUS)
+    assert judge("", [1.0] * 9, [1.02] * 9, 0.05).word == WITHIN
+    assert judge("", [1.0] * 9, [0.9] * 9, 0.05).word == FASTER
+
+
+def test_a_slowdown_that_the_samples_do_not_settle_is_ambiguous():
+    """Three samples that overlap: slower by a fifth in the median, but it may be chance."""
+    assert judge("", [1.0, 1.3, 0.9], [1.2, 0.8, 1.4], 0.05).word == AMBIGUOUS
+
+
+def test_the_interval_is_the_same_every_time_and_holds_the_ratio_mostly():
+    a, b = timings(1), timings(2, 1.1e-3)
+    assert ratio_interval(a, b) == ratio_interval(a, b)
+    held = [low <= 1.1 <= high for low, high in
+            (ratio_interval(timings(i), timings(5000 + i, 1.1e-3)) for i in range(100))]
+    assert sum(held) >= 85
+
+
+def test_exit_codes(tmp_path, capsys):
+    assert compare(tmp_path, record(timings(1)), record(timings(2))) == 0
+    assert compare(tmp_path, record(timings(1)), record(timings(2, 1.1e-3)), "--fail-slower", "5%") == 1
+    assert "slower" in capsys.readouterr().out.splitlines()[-1]
+    assert compare(tmp_path, record(timings(1)), record(timings(2, 1.1e-3)), "--fail-slower", "0.2") == 0
+    assert "within the limit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other, word", [
+    (record(timings(1), machine="two"), "machine"),
+    (record(timings(1), problem={"lengths": [4096], "heads": 96}), "same problem"),
+    ({**record(timings(1)), "mode": "collectives"}, "mode"),
+    ({**record(timings(1)), "format_version": 2}, "version 1"),
+    ({"format": "something"}, "benchmark record"),
+    ("no JSON", "JSON"),
+    ("[]", "benchmark record"),
+], ids=lambda x: x if isinstance(x, str) and " " not in x else "")
+def test_what_cannot_be_compared_is_refused(tmp_path, capsys, other, word):
+    assert compare(tmp_path, record(timings(1)), other) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_a_missing_file_and_a_wrong_limit_are_refused(tmp_path, capsys):
+    assert main(["bench", "compare", str(tmp_path / "absent.json"), "also-absent.json"]) == 2
+    assert compare(tmp_path, record(timings(1)), record(timings(2)), "--fail-slower", "much") == 2
+    assert "fail-slower" in capsys.readouterr().err
+
+
+def test_nothing_in_common_is_77(tmp_path, capsys):
+    assert compare(tmp_path, record(timings(1)), record(timings(1), case={**CASE, "shape": "B"})) == 77
+    failed = copy.deepcopy(record(timings(1)))
+    del failed["rows"][0]["samples"]
+    assert compare(tmp_path, record(timings(1)), failed) == 77
