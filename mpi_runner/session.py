@@ -107,14 +107,18 @@ class Session:
         sharing = sum(bool(mine & other) for other in self.node.allgather(mine))
         return max(1, len(mine) // sharing)
 
+    def device_number(self, devices):
+        """Which of so many visible GPUs is this rank's: its number on the node, modulo them."""
+        return self.node.rank % devices
+
     def use_device(self, oversubscribe):
-        """Make this rank's GPU current: its number on the node, modulo the GPUs it can see.
+        """Make this rank's GPU current.
 
         Raises InputError when two ranks of the node would share one, unless `oversubscribe`.
         """
         import cupy
 
-        device = cupy.cuda.Device(self.node.rank % cupy.cuda.runtime.getDeviceCount())
+        device = cupy.cuda.Device(self.device_number(cupy.cuda.runtime.getDeviceCount()))
         device.use()
         taken = self.node.allgather(device.pci_bus_id)
         if len(set(taken)) < len(taken) and not oversubscribe:
