@@ -8,6 +8,7 @@ import pytest
 from kda_engine.partition import partition
 from mpi_runner.__main__ import main
 from mpi_runner.boundary import Boundaries
+from mpi_runner.prediction import Rates, predict, rounds
 from mpi_runner.traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
 
 ONE_LONG = np.array([0, 1000])
@@ -125,3 +126,57 @@ def test_wrong_requests(tmp_path, capsys):
     assert str(tmp_path / "no.h5") in refused(capsys, tmp_path / "no.h5")
     assert main(["input", "--case", "ordinary", str(tmp_path / "x.h5")]) == 0
     assert "--K: expected without INPUT.h5" in refused(capsys, tmp_path / "x.h5", "--K", 3)
+
+
+# Per second: 10 tokens x heads forward, 5 backward, 20 summarised, 100 bytes; 2 seconds a message.
+RATES = Rates(forward=10, backward=5, summary=20, bandwidth=100, latency=2)
+
+
+def predicted(bounds, ranks, scan, backward):
+    """Seconds with 3 value heads, 100 bytes of state and 7 of transition."""
+    return predict(partition(np.array(bounds), ranks), 3, STATE, TRANSITION, scan, backward, RATES)
+
+
+def test_seconds_of_one_sequence_over_four_ranks():
+    # 64 tokens, 16 a rank: 4.8 s of forward, 2.4 s of summary, 9.6 s of backward.
+    bounds = [0, 64]
+    assert predicted(bounds, 1, "allgather", False) == pytest.approx(4 * 4.8)
+    # Four ranks one after the other, three messages of 2 s and 1 s of bytes.
+    assert predicted(bounds, 4, "serial", False) == pytest.approx(4 * 4.8 + 3 * 3)
+    assert predicted(bounds, 4, "serial", True) == pytest.approx(4 * (4.8 + 9.6) + 2 * 3 * 3)
+    # Two rounds; the inner ranks send S and M to three others, backward D to three others.
+    assert predicted(bounds, 4, "allgather", False) == pytest.approx(2.4 + 2 * 2 + 3.21 + 4.8)
+    assert predicted(bounds, 4, "allgather", True) == pytest.approx(2.4 + 4 + 3.21 + 4.8 + 2.4 + 4 + 3 + 9.6)
+    assert predicted(bounds, 4, "exscan", False) == pytest.approx(2.4 + 2 * 2 + 2.14 + 4.8)
+    assert predicted(bounds, 4, "heads", False) == pytest.approx(2.4 + 2 * 2 + (207 * 3 // 4) / 100 + 4.8)
+
+
+@pytest.mark.parametrize("scan", ["serial", "allgather"])
+def test_seconds_without_boundaries_are_those_of_the_work(scan):
+    assert predicted([0, 32, 64], 2, scan, True) == pytest.approx(32 * 3 / 10 + 32 * 3 / 5)
+
+
+def test_serial_ranks_work_while_they_wait():
+    # Rank 0: 48 of sequence 0. Rank 1: its last 16, then sequence 1. The state arrives at 14.4 + 3; by then rank 1
+    # has done its 32 own tokens, and 4.8 s remain.
+    assert predicted([0, 64, 96], 2, "serial", False) == pytest.approx(14.4 + 3 + 4.8)
+
+
+def test_rounds():
+    assert [rounds("allgather", ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
+    assert rounds("exscan", 8) == 3 and rounds("heads", 8) == 2
+
+
+def test_rates_from_the_command_line(capsys):
+    rates = ("--forward-rate", 1e6, "--bandwidth", 1e9, "--latency", 1e-5)
+    result = plan(capsys, "--tokens", 4096, "--ranks", 4, *rates)
+    assert set(result["scans"]) == set(SCANS)
+    work = 4096 * 8 / 1e6
+    assert result["scans"]["serial"]["seconds"] > work > result["scans"]["allgather"]["seconds"] > work / 2
+    assert main(["plan", "--ranks", "4", *map(str, rates)]) == 0
+    assert "predicted seconds" in capsys.readouterr().out
+    assert "seconds" not in plan(capsys, "--ranks", 4)["scans"]["serial"]
+    assert "--backward-rate: expected a rate" in refused(capsys, "--backward", *rates)
+    assert "--bandwidth: expected a rate" in refused(capsys, "--forward-rate", 1)
+    assert "--latency: expected a number" in refused(capsys, *rates, "--latency", -1)
+    assert "--forward-rate: expected a number" in refused(capsys, *rates, "--forward-rate", "nan")

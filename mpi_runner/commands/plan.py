@@ -1,4 +1,4 @@
-"""`plan`: memory, output size and bytes on the wire for a shape and a number of ranks; computes and reads no values."""
+"""`plan`: memory, output size, bytes on the wire and time for a shape and ranks; computes and reads no values."""
 
 import argparse
 import json
@@ -10,12 +10,16 @@ from kda_engine.errors import InputError
 from ..exit_codes import PASS
 
 SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
+RATES = {"forward_rate": "tokens x value heads a second that a rank's forward does; asks for times",
+         "backward_rate": "the same of the backward", "summary_rate": "the same of the summaries (the forward's)",
+         "bandwidth": "bytes a second out of a rank", "latency": "seconds of a message beside its bytes (0)"}
 
 
 def add(subparsers):
     parser = subparsers.add_parser(
-        "plan", help="memory and traffic per rank and scan strategy", argument_default=argparse.SUPPRESS,
-        description="For an input file, or for a shape given by options (sequences of near equal length).")
+        "plan", help="memory, traffic and time per rank and scan strategy", argument_default=argparse.SUPPRESS,
+        description="For an input file, or for a shape given by options (sequences of near equal length). Times are "
+                    "closed formulas of the rates given here; `bench` measures such rates.")
     parser.add_argument("input", metavar="INPUT.h5", nargs="?", default=None)
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N",
@@ -23,6 +27,9 @@ def add(subparsers):
     parser.add_argument("--dtype", help="type of the inputs (float32)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R")
     parser.add_argument("--backward", action="store_true", default=False, help="forward and backward")
+    rates = parser.add_argument_group("rates to predict times from")
+    for name, text in RATES.items():
+        rates.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=text)
     parser.add_argument("--json", action="store_true", default=False, help="one JSON object")
     parser.set_defaults(run=main)
 
@@ -32,7 +39,7 @@ def main(args):
     shape = _of_file(args) if args.input is not None else _of_options(args)
     if args.ranks < 1:
         raise InputError(f"ranks: expected at least 1, got {args.ranks}")
-    plan = make_plan(shape, args.ranks, args.backward)
+    plan = make_plan(shape, args.ranks, args.backward, _rates(args))
     print(json.dumps(plan, indent=2) if args.json else _text(plan))
     return PASS
 
@@ -45,11 +52,15 @@ class Shape:
         self.T, self.N = int(cu_seqlens[-1]), len(cu_seqlens) - 1
 
 
-def make_plan(shape, ranks, backward):
-    """The plan as plain values: shape, per rank {tokens, sequences, memory_bytes}, per scan {per rank, total}."""
+def make_plan(shape, ranks, backward, rates=None):
+    """The plan as plain values: shape, per rank {tokens, sequences, memory_bytes}, per scan {per rank, total}.
+
+    rates: `prediction.Rates`; with them each scan has "seconds" too.
+    """
     from kda_engine.partition import partition
 
     from .. import resources
+    from ..prediction import predict
     from ..traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
 
     segments = partition(shape.cu_seqlens, ranks)
@@ -59,6 +70,8 @@ def make_plan(shape, ranks, backward):
     for scan in SCANS:
         sent = boundary_bytes(segments, state, transition, scan, backward)
         scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent)}
+        if rates is not None:
+            scans[scan]["seconds"] = predict(segments, shape.HV, state, transition, scan, backward, rates)
     return {
         "shape": {name: getattr(shape, name) for name in ("T", "H", "HV", "K", "V", "N")},
         "backward": backward,
@@ -71,6 +84,24 @@ def make_plan(shape, ranks, backward):
                   for segment in segments],
         "scans": scans,
     }
+
+
+def _rates(args):
+    """The `prediction.Rates` that were stated, None without any. Raises InputError."""
+    from ..prediction import Rates
+
+    given = {name: getattr(args, name) for name in RATES if hasattr(args, name)}
+    if not given:
+        return None
+    for name, value in given.items():
+        if not (value > 0 or value == 0 and name == "latency"):
+            raise InputError(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
+    needed = ("forward_rate", "bandwidth", *(("backward_rate",) if args.backward else ()))
+    for name in needed:
+        if name not in given:
+            raise InputError(f"--{name.replace('_', '-')}: expected a rate beside the others, got none")
+    return Rates(given["forward_rate"], given.get("backward_rate", given["forward_rate"]),
+                 given.get("summary_rate", given["forward_rate"]), given["bandwidth"], given.get("latency", 0.0))
 
 
 def _of_file(args):
@@ -112,6 +143,8 @@ def _text(plan):
     lines.append(f"{'all':>4}{plan['shape']['T']:>10}{plan['shape']['N']:>11}"
                  f"{sum(rank['memory_bytes'] for rank in plan['ranks']):>16}"
                  + "".join(f"{scan['total']:>16}" for scan in plan["scans"].values()))
+    if all("seconds" in scan for scan in plan["scans"].values()):
+        lines.append(f"{'predicted seconds':<41}" + "".join(f"{scan['seconds']:>16.4g}" for scan in plan["scans"].values()))
     lines.append("memory in bytes, about; under each scan the bytes that a rank sends (exact decay skip)")
     if plan["parameter_sum_bytes"]:
         lines.append(f"and {plan['parameter_sum_bytes']} bytes a rank for the sum of the parameter gradients")
