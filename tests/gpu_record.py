@@ -41,8 +41,9 @@ def main():
     parser.add_argument("--output", type=Path, default=RECORD)
     parser.add_argument("--workers", type=int, default=0, help="test processes side by side (needs pytest-xdist)")
     arguments = parser.parse_args()
+    running = _start_sanitizers()
     record = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **_environment(),
-              "tests": _tests(arguments.workers), "sanitizers": _sanitizers(), "files": digests()}
+              "tests": _tests(arguments.workers), "sanitizers": _verdicts(running), "files": digests()}
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps({name: x for name, x in record.items() if name != "files"}, indent=1))
     passed = record["tests"]["passed"] == record["tests"]["run"] > 0
@@ -70,14 +71,19 @@ def _tests(workers):
     return {"run": run, "passed": run - count["failures"] - count["errors"], "skipped": count["skipped"]}
 
 
-def _sanitizers():
-    """Verdict of each tool on tests/gpu/sanitize.py; empty where compute-sanitizer is not installed."""
+def _start_sanitizers():
+    """tool -> the process that runs tests/gpu/sanitize.py under it; empty where compute-sanitizer is not installed."""
     if shutil.which("compute-sanitizer") is None:
         return {}
-    running = {tool: subprocess.Popen(["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", sys.executable, "-m",
-                                       "tests.gpu.sanitize"],
-                                      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-               for tool in SANITIZERS}
+    # The chain has 36 barriers a block, more than synccheck keeps track of unasked.
+    more = {"synccheck": ["--num-cuda-barriers", "8192"]}
+    return {tool: subprocess.Popen(["compute-sanitizer", "--tool", tool, *more.get(tool, ()), "--error-exitcode", "1",
+                                    sys.executable, "-m", "tests.gpu.sanitize"],
+                                   cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for tool in SANITIZERS}
+
+
+def _verdicts(running):
     verdicts = {}
     for tool, process in running.items():
         log, _ = process.communicate()

@@ -101,6 +101,8 @@ SPILLS = {
     "forward": "at K = 256 a warp's strip of the state alone is 128 registers a thread; with the operands that are "
                "fetched ahead of the products that use them, the 255 that a thread may have do not suffice",
     "summary": "at K = 256, as in `forward`",
+    "sm90_chain": "a block fills the registers of a multiprocessor; up to four values of the preparation's bookkeeping, "
+                  "used once a chunk, do not fit",
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..layout import CHUNK
+from ..options import BETAS
 
 # Element types of per-token operands and the names their structs have in the kernels.
 ELEMENTS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
@@ -17,6 +18,16 @@ LARGEST_SIZE = KEY_SIZES[-1]
 TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
+
+# The fused chain: its K and V, the types and beta forms it takes, the value columns a block of it may have, and its
+# shared memory (the kernel asserts the figure). What the fold over cut sequences has of the latter two.
+CHAIN_SIZE = 128
+CHAIN_ELEMENTS = ("bfloat16", "float16")
+CHAIN_BETAS = ("logit", "logit2")
+CHAIN_COLUMNS = (128, 64)
+CHAIN_SHARED = 225_568
+FOLD_COLUMNS = 8
+FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
 
 # Kinds of parameters: the C type's size follows from the NumPy type; an array is passed as its address.
 POINTER = "pointer"
@@ -53,6 +64,37 @@ def variant(element, K, target):
 
 
 @dataclass(frozen=True)
+class ChainVariant:
+    """What the chain and its companions are compiled for. outputs: whether it reads queries and writes outputs."""
+
+    element: str
+    beta: str
+    outputs: bool
+    columns: int
+
+    @property
+    def defines(self):
+        """(name, value) pairs for the compiler."""
+        return (("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[self.element]), ("KDA_BETA_FORM", BETAS.index(self.beta)),
+                ("KDA_OUTPUTS", int(self.outputs)), ("KDA_COLUMNS", self.columns), ("KDA_SHARED_BYTES", CHAIN_SHARED))
+
+
+@dataclass(frozen=True)
+class Defines:
+    """What a kernel with few choices is compiled for: its (name, value) pairs."""
+
+    defines: tuple
+
+
+FOLD_VARIANT = Defines((("KDA_SHARED_BYTES", FOLD_SHARED),))
+
+
+def certify_variant(element):
+    """The variant of `certify_cuts` for an element type."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel.
 
@@ -75,6 +117,16 @@ class Kernel:
 def _general(target):
     """The variants of the portable kernels."""
     return [variant(element, K, target) for element in ELEMENTS for K in KEY_SIZES]
+
+
+def _hopper(*variants):
+    """Those variants where kernels of sm_90a run."""
+    return lambda target: list(variants) if target.hopper else []
+
+
+_CHAIN_VARIANTS = _hopper(*(ChainVariant(element, beta, outputs, columns) for element in CHAIN_ELEMENTS
+                            for beta in CHAIN_BETAS for outputs in (True, False) for columns in CHAIN_COLUMNS
+                            if outputs or columns == CHAIN_SIZE))
 
 
 def tiles(columns, width):
@@ -148,6 +200,34 @@ KERNELS = {
             threads=lambda variant: 256,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], STEP_COLUMNS),
+        ),
+        Kernel(
+            "sm90_chain", "kernels/sm90_chain.cu",
+            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
+                      "transitions", "out", "pieces", "warmup_chunks")
+            + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
+            variants=_CHAIN_VARIANTS,
+            threads=lambda variant: 32 * (8 + variant.columns // 16),
+            shared=lambda variant: CHAIN_SHARED,
+            # count: multiprocessors, each of which holds one block.
+            blocks=lambda a: min(a["items"], a["count"]),
+        ),
+        Kernel(
+            "fold_states", "kernels/fold_states.cu",
+            _pointers("chains", "transitions", "carried", "warmup_chunks") + _integers("heads"),
+            variants=_hopper(FOLD_VARIANT),
+            threads=lambda variant: 256,
+            shared=lambda variant: FOLD_SHARED,
+            blocks=lambda a: a["count"] * a["heads"] * (CHAIN_SIZE // FOLD_COLUMNS),
+        ),
+        Kernel(
+            "certify_cuts", "kernels/certify_cuts.cu",
+            _pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + _integers("heads")
+            + _reals("lower_bound", "log_tolerance"),
+            variants=_hopper(*(certify_variant(element) for element in CHAIN_ELEMENTS)),
+            threads=lambda variant: 512,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * a["heads"],
         ),
     )
 }

@@ -12,6 +12,11 @@ class Target:
     shared_limit: int
     multiprocessors: int
 
+    @property
+    def hopper(self):
+        """Whether kernels marked sm90_ run here."""
+        return self.architecture == "sm_90a"
+
 
 # The targets that every kernel is compiled for in the tests; multiprocessor counts are those of common devices.
 KNOWN = {

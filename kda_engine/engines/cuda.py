@@ -3,14 +3,14 @@
 import cupy
 
 from ..device import target
-from . import cuda_general, cuda_step
+from . import cuda_chain, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
 from .cuda_problem import take_problem
 from .reference import ReferenceEngine
 
 
 class CudaEngine(Engine):
-    """Computes on CuPy's current device and stream, in float32 whatever the inputs' types.
+    """Computes on CuPy's current device and stream; states and sums are float32 whatever the inputs' types.
 
     The backward has no kernels yet: it is the oracle's, in float64 on the device.
     """
@@ -27,12 +27,15 @@ class CudaEngine(Engine):
 
     def summarise(self, operands, options, initial_state, transition):
         self.poll()
-        return cuda_general.summarise(take_problem(operands, self.target), options, initial_state, transition)
+        problem = take_problem(operands, self.target)
+        path = cuda_chain if cuda_chain.covers(problem, options) else cuda_general
+        return path.summarise(problem, options, initial_state, transition)
 
     def forward(self, operands, options, initial_state, save):
         self.poll()
         problem = take_problem(operands, self.target)
-        path = cuda_step if cuda_step.covers(problem) else cuda_general
+        path = (cuda_step if cuda_step.covers(problem) else
+                cuda_chain if cuda_chain.covers(problem, options) else cuda_general)
         out, final_state = path.forward(problem, options, initial_state)
         saved = Saved(operands, options, initial_state, None) if save else None
         if out.dtype != operands.v.dtype:

@@ -22,7 +22,9 @@ _DTYPES = {name: dtype for dtype, name in _ELEMENTS.items()}
 
 @dataclass(frozen=True)
 class Problem:
-    """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None. Sizes, plan, kernel variant."""
+    """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
+    Sizes, plan, kernel variant.
+    """
 
     q: object
     k: object
@@ -31,6 +33,7 @@ class Problem:
     beta: object
     A_log: object
     dt_bias: object
+    cu_seqlens: np.ndarray
     heads: int
     value_heads: int
     K: int
@@ -83,7 +86,8 @@ def take_problem(operands, target):
     return Problem(
         **{name: _contiguous(x, _DTYPES[element]) for name, x in arrays.items()},
         A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias),
-        heads=operands.heads, value_heads=operands.value_heads, K=operands.K, V=operands.V, element=element,
+        cu_seqlens=operands.cu_seqlens, heads=operands.heads, value_heads=operands.value_heads, K=operands.K,
+        V=operands.V, element=element,
         plan=make_plan(operands.cu_seqlens, operands.value_heads, operands.K, operands.V, target.multiprocessors),
         variant=variant(element, operands.K, target), target=target,
     )

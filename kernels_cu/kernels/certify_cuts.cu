@@ -11,8 +11,8 @@
 // In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
 // Out: warmup_chunks [slot,HV]: chunks before the cut to run from zero, or -1: not within `chunks`, use the transition.
 //      bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
-// Grid: one block for each slot and head, the head fastest; 512 threads. A round covers one chunk a warp, the warps going
-// back from the cut.
+// Grid: one block for each slot and head, the head fastest; 512 threads. A round covers one chunk a warp, the warps
+// going back from the cut.
 #include "common/gate.cuh"
 #include "common/shape.cuh"
 #include "ptx/approximate.cuh"
@@ -40,7 +40,7 @@ __device__ float chunk_bound(const Element* first, int row_elements, const float
                              int lane) {
     const Element* from = first + static_cast<i64>(lane / 2) * row_elements + 64 * (lane % 2);
     const float* own_bias = bias + 64 * (lane % 2);
-    float least = INFINITY;
+    float least = __uint_as_float(0x7f800000u);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const uint4 raw = reinterpret_cast<const uint4*>(from)[i];

@@ -6,8 +6,9 @@
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
 //      S_r; afterwards slot first + r holds state_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
 //      (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and M_r is not read.
-// Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads, kSharedBytes
-// of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is applied.
+// Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads,
+// kSharedBytes of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is
+// applied.
 #include "common/types.cuh"
 #include "ptx/cp_async.cuh"
 
@@ -42,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int heads) {
     extern __shared__ __align__(16) float shared[];
     float* state = shared + 2 * kMatrix;
-    const int first_column = blockIdx.x % (kSize / kColumns) * kColumns, chain_and_head = blockIdx.x / (kSize / kColumns);
+    constexpr int kBlocks = kSize / kColumns;
+    const int first_column = blockIdx.x % kBlocks * kColumns, chain_and_head = blockIdx.x / kBlocks;
     const int head = chain_and_head % heads;
     const Chain chain = chains[chain_and_head / heads];
     if (chain.links == 0) return;

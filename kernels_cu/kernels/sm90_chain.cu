@@ -34,6 +34,7 @@
 #include "ptx/shared_access.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/general_mma.cuh"
 #include "tile/half_pair.cuh"
 #include "tile/swizzled_tile.cuh"
 #include "tile/unit_inverse.cuh"
@@ -65,7 +66,8 @@ constexpr int kPrepareRegisters = kGroups == 2 ? 112 : 144;
 constexpr int kCarryRegisters = kGroups == 2 ? 144 : 216;
 static_assert(kPrepareWarps * kPrepareRegisters + kCarryWarps * kCarryRegisters == kLaunchRegisters * kThreads / 32);
 
-// Steps of 16 channels laid out side by side. The two roles' loops share an instruction cache that eight steps overflow.
+// Steps of 16 channels laid out side by side. The loops of both roles share an instruction cache that eight steps
+// overflow.
 constexpr int kPrepareUnroll = 1;
 
 constexpr int kSlots = 12;
@@ -75,6 +77,10 @@ static_assert(kLoadAhead * 2 == kPrepareWarps, "the first four chunks are loaded
 
 // Gates are summed as 1024 sigma in float16: below one they would be subnormal for slow channels.
 constexpr float kGateScale = 1024.0f;
+
+// What dropping the bits below TF32 takes from a product of one such operand on average: 2^-11 times the mean of 1/m
+// over mantissas m that weigh as they do in a sum of products, about 0.66.
+constexpr float kRestored = 1.0f + 0.66f / 2048.0f;
 
 // e^gamma_C in the order in which a carrying lane reads it: [lane % 4][step][group of 8 channels][2], padded.
 constexpr int kDecayStride = 4 * kSteps + 4;
@@ -223,7 +229,8 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
 
     // Q+ leaves with q's own norm though its exponential carries k's.
-    const float2 query_ratio = make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
+    const float2 query_ratio =
+        make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
 
     float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
 #pragma unroll kPrepareUnroll
@@ -272,12 +279,12 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
                 }
             }
 
-            // The k index is free: slot t is channel 2t, slot t + 4 channel 2t + 1, as the lane holds them. The
-            // unrounded registers are taken: TF32 ignores the low bits.
-            const u32 early_keys[2] = {__float_as_uint(key_back[0]), __float_as_uint(key_back[1])};
-            const u32 late_keys[2] = {__float_as_uint(key_back[2]), __float_as_uint(key_back[3])};
-            const u32 key_rows[4] = {__float_as_uint(key_in[0]), __float_as_uint(key_in[2]),
-                                     __float_as_uint(key_in[1]), __float_as_uint(key_in[3])};
+            // The k index is free: slot t is channel 2t, slot t + 4 channel 2t + 1, as the lane holds them. Keys are
+            // rounded, for equal keys round alike and errors of G would add up; of queries TF32 ignores the low bits.
+            const u32 early_keys[2] = {round_tf32(key_back[0]), round_tf32(key_back[1])};
+            const u32 late_keys[2] = {round_tf32(key_back[2]), round_tf32(key_back[3])};
+            const u32 key_rows[4] = {round_tf32(key_in[0]), round_tf32(key_in[2]), round_tf32(key_in[1]),
+                                     round_tf32(key_in[3])};
             mma_tf32(keys_low, key_rows, early_keys);
             mma_tf32(keys_high, key_rows, late_keys);
             if constexpr (kOutputs) {
@@ -318,10 +325,10 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     if constexpr (kOutputs) {
         u32* attend = reinterpret_cast<u32*>(memory + Slot::kAttend) + lane;
         const bool first = 2 * t <= g, second = 2 * t + 1 <= g;
-        attend[0] = pack_f16(first ? queries_low[0] : 0.0f, second ? queries_low[1] : 0.0f);
+        attend[0] = pack_f16(first ? kRestored * queries_low[0] : 0.0f, second ? kRestored * queries_low[1] : 0.0f);
         attend[32] = 0;
-        attend[64] = pack_f16(queries_low[2], queries_low[3]);
-        attend[96] = pack_f16(first ? queries_high[2] : 0.0f, second ? queries_high[3] : 0.0f);
+        attend[64] = pack_f16(kRestored * queries_low[2], kRestored * queries_low[3]);
+        attend[96] = pack_f16(first ? kRestored * queries_high[2] : 0.0f, second ? kRestored * queries_high[3] : 0.0f);
     }
 }
 
@@ -358,8 +365,8 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < kSize / 32; ++i) {
-                const int channel = 32 * i + lane;
-                bias[channel] = in.dt_bias != nullptr ? rate * in.dt_bias[static_cast<i64>(head) * kSize + channel] : 0.0f;
+                const i64 channel = static_cast<i64>(head) * kSize + 32 * i + lane;
+                bias[32 * i + lane] = in.dt_bias != nullptr ? rate * in.dt_bias[channel] : 0.0f;
             }
             __syncwarp();
         }
@@ -406,7 +413,10 @@ constexpr float kLargestValue = 256.0f;
 constexpr float kLargestBound = 16384.0f;
 // Below this a column's operands would lose bits to subnormals.
 constexpr float kSmallestBound = 1.0f / 64.0f;
+constexpr float kMiddleBound = 64.0f;
 constexpr float kRootSize = 11.3137085f;  // sqrt(kSize), rounded up
+// Chunks from one look at the state to the next: halved in every chunk, it stays within float16 that long.
+constexpr int kMeasureEvery = 16;
 // What a chunk adds to a column's norm at most, over the largest |v|.
 constexpr float kGrowth = 2.0f * kChunk;
 
@@ -416,11 +426,7 @@ __device__ float largest_of_warp(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
 }
 
-// The power of two, within [2^-60, 2^60], that brings x to about 64.
-__device__ float factor_to_middle(float x) {
-    const int exponent = static_cast<int>(__float_as_uint(x) >> 23) - 127;
-    return __uint_as_float(static_cast<u32>(127 + max(-60, min(60, 6 - exponent))) << 23);
-}
+__device__ int exponent_of(float x) { return static_cast<int>(__float_as_uint(x) >> 23) - 127; }
 
 // A lane's part of the transposed state: element 4 group + i is value column first_column + lane / 4 (+ 8 for i >= 2),
 // channel 8 group + 2 (lane % 4) (+ 1 for odd i). The registers hold the state times unit, a power of two; bound is at
@@ -463,16 +469,25 @@ struct State {
             visit(first_column, lane, [&](int k, int v, float& x) { x = from[k * kSize + v]; });
         }
         unit = 1.0f;
-        bound = kRootSize * largest();
-        if (bound > kLargestBound || (bound < kSmallestBound && bound > 0.0f)) change_unit(factor_to_middle(bound));
+        measure();
     }
 
-    // By a power of two.
-    __device__ void change_unit(float factor) {
+    // Bound and unit from the registers themselves.
+    __device__ void measure() {
+        bound = kRootSize * largest();
+        if (bound > kLargestBound || (bound < kSmallestBound && bound > 0.0f)) center();
+    }
+
+    // Changes the unit, within [2^-100, 2^100], to bring the bound to the middle. Returns the factor.
+    __device__ float center() {
+        const int now = exponent_of(unit);
+        const int wanted = max(-100, min(100, now + min(120, exponent_of(kMiddleBound) - exponent_of(bound))));
+        const float factor = __uint_as_float(static_cast<u32>(127 + wanted - now) << 23);
 #pragma unroll
         for (int i = 0; i < kSize / 2; ++i) value[i] *= factor;
         unit *= factor;
         bound *= factor;
+        return factor;
     }
 
     __device__ void end(const Cursor& cursor, const States& states, int heads, int first_column, int lane) {
@@ -498,17 +513,19 @@ __device__ float largest_value(const u32 (&values)[4]) {
     return Pair::unpack(most).x;
 }
 
-// Changes the unit of the state, and of what has been computed from it, where the chunk's values (at most `value`) or the
-// state have left the range of the operands. Exact: powers of two only.
+// Changes the unit of the state, and of what has been computed from it, where the chunk's values (at most `value`) or
+// the state have left the range of the operands. Exact: powers of two only.
 __device__ void keep_range(State& state, float (&products)[kProducts], float value) {
     const float grown = fmaf(kGrowth * value, state.unit, state.bound);
     if (value * state.unit <= kLargestValue && grown <= kLargestBound && (grown >= kSmallestBound || grown == 0.0f)) {
         state.bound = grown;
         return;
     }
-    state.bound = fmaf(kGrowth * value, state.unit, kRootSize * state.largest());
-    const float factor = factor_to_middle(state.bound);
-    state.change_unit(factor);
+    // The products are of the state before its decay: what is left of it does not bound them, so never scale up by it.
+    state.bound = grown < kSmallestBound
+                      ? grown
+                      : fmaxf(fmaf(kGrowth * value, state.unit, kRootSize * state.largest()), kMiddleBound);
+    const float factor = state.center();
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) products[i] *= factor;
 }
@@ -621,6 +638,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, Elemen
             const u32 slot = shared + place.slot * Slot::kBytes;
             float products[kProducts];
             u32 raw[4] = {0, 0, 0, 0}, packed[4];
+            if (left / kChunk % kMeasureEvery == 0) state.measure();
             wait(prepared_barrier(shared, place.slot), place.parity);
             // Asked for before the products start, to have arrived when they are under way.
             if (values) ldmatrix_transposed(raw, slot + value_place);
@@ -653,8 +671,8 @@ __device__ void carry(u32 shared, const Work& work, const States& states, Elemen
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_chain(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
                const float* A_log, const float* dt_bias, const float* initial_state, float* final_state,
-               float* carried, float* transitions, Element* out, const Piece* pieces, const int* warmup_chunks, int items,
-               int key_heads, int heads, float lower_bound, float scale) {
+               float* carried, float* transitions, Element* out, const Piece* pieces, const int* warmup_chunks,
+               int items, int key_heads, int heads, float lower_bound, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     if (threadIdx.x < kSlots) {

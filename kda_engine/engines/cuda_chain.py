@@ -1,0 +1,85 @@
+"""The tuned path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
+
+import math
+
+import cupy
+
+from ..affine import Affine
+from ..device.chain_plan import make_chain_plan
+from ..device.kernels import CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FOLD_VARIANT, ChainVariant, certify_variant
+from ..device.launch import launch
+from ..device.workspace import Workspace
+
+
+def covers(problem, options):
+    """Whether the kernel computes this problem: its operands' range relies on the gate, the norm and beta."""
+    return (problem.target.hopper and problem.K == problem.V == CHAIN_SIZE and problem.element in CHAIN_ELEMENTS
+            and options.gate == "lower_bound" and options.qk_l2norm and options.beta in CHAIN_BETAS)
+
+
+def forward(problem, options, initial_state):
+    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
+    certified = options.skip == "certified"
+    plan = _plan(problem, certified)
+    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    scratch = None
+    if plan.before is not None:
+        size = plan.slots * problem.state_floats
+        decided = plan.slots * problem.value_heads
+        scratch = Workspace(carried=size, transitions=size, warmup=decided, bounds=decided)
+        warmup = None
+        if certified:
+            warmup = scratch.warmup
+            launch("certify_cuts", certify_variant(problem.element), problem.target, count=plan.slots,
+                   g=problem.g, A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=plan.cuts.rows,
+                   warmup_chunks=warmup, bounds=scratch.bounds, heads=problem.value_heads,
+                   lower_bound=options.lower_bound, log_tolerance=math.log(options.tolerance))
+        _chain(problem, options, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
+        _fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup)
+    _chain(problem, options, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
+           None, None, out=out, final_state=final_state)
+    return out, final_state
+
+
+def summarise(problem, options, initial_state, transition):
+    """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
+    plan = _plan(problem, False)
+    shape = (plan.summary_slots,) + initial_state.shape[1:]
+    carried = cupy.empty(shape, "f4")
+    folds = plan.summary_chains is not None
+    transitions = cupy.empty(shape, "f4") if transition or folds else None
+    _chain(problem, options, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
+           transitions, None)
+    if not folds:
+        return Affine(transitions, carried)
+    _fold(problem, plan.summary_chains, transitions, carried, None)
+    M = None
+    if transition:
+        # The same fold, from the first piece's transition and with nothing to add.
+        products = cupy.zeros(shape, "f4")
+        products[plan.first_slots] = transitions[plan.first_slots]
+        _fold(problem, plan.summary_chains, transitions, products, None)
+        M = products[plan.last_slots]
+    return Affine(M, carried[plan.last_slots])
+
+
+def _plan(problem, certified):
+    return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified)
+
+
+def _chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None):
+    """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
+    outputs = columns is not None
+    variant = ChainVariant(problem.element, options.beta, outputs, columns or CHAIN_SIZE)
+    launch("sm90_chain", variant, problem.target, count=problem.target.multiprocessors,
+           q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
+           dt_bias=problem.dt_bias, initial_state=initial_state, final_state=final_state, carried=carried,
+           transitions=transitions, out=out, pieces=pieces.rows, warmup_chunks=warmup,
+           items=pieces.count * problem.value_heads * (CHAIN_SIZE // variant.columns), key_heads=problem.heads,
+           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
+
+
+def _fold(problem, chains, transitions, carried, warmup):
+    if chains is not None:
+        launch("fold_states", FOLD_VARIANT, problem.target, count=chains.count, chains=chains.rows,
+               transitions=transitions, carried=carried, warmup_chunks=warmup, heads=problem.value_heads)
