@@ -105,6 +105,8 @@ def make(name, dtype="float32", seed=0, **overrides):
     """
     if name not in RECIPES:
         raise InputError(f"case: expected one of {', '.join(RECIPES)}, got {name!r}")
+    if seed < 0:
+        raise InputError(f"seed: expected at least 0, got {seed}")
     recipe, dtype = RECIPES[name], float_type(dtype)
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     sizes = _sizes(recipe.sizes, overrides, random)

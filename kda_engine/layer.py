@@ -25,6 +25,8 @@ def project(text, heads=4, value_heads=None, K=64, V=64, dtype="float32", seed=0
     for name, number in {"heads": heads, "value_heads": value_heads, "K": K, "V": V}.items():
         if number < 1:
             raise InputError(f"{name}: expected at least 1, got {number}")
+    if seed < 0:
+        raise InputError(f"seed: expected at least 0, got {seed}")
     if value_heads % heads:
         raise InputError(f"value_heads: expected a multiple of {heads} heads, got {value_heads}")
     dtype = float_type(dtype)

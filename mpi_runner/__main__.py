@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 
 from kda_engine.errors import InputError
 from kda_engine.version import VERSION
@@ -53,6 +54,10 @@ def main(argv=None):
     except BrokenPipeError:
         # Whoever read the output has seen enough; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERNAL
+    except Exception:
+        # Python's own exit code would be 1, which says that a comparison failed.
+        traceback.print_exc()
         return INTERNAL
 
 

@@ -11,6 +11,7 @@ import pytest
 from kda_engine.version import VERSION
 from mpi_runner import colour, launched
 from mpi_runner.__main__ import COMMANDS, main
+from mpi_runner.exit_codes import INTERNAL
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,3 +105,10 @@ def test_what_the_environment_says_of_the_launcher(environment, rank, started, m
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (launched.launched_rank(), launched.launched()) == (rank, started)
+
+
+def test_a_failure_is_no_mismatch(monkeypatch, capsys):
+    """Whatever goes wrong in a command is told with a trace and the internal error's code."""
+    monkeypatch.setattr("mpi_runner.environment.describe", lambda: 1 / 0)
+    assert main(["info"]) == INTERNAL
+    assert "ZeroDivisionError" in capsys.readouterr().err

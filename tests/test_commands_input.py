@@ -200,6 +200,8 @@ def test_wrong_requests(tmp_path, capsys):
     assert "K: expected at least 1, got 0" in refused(capsys, "--from-text", text, "--K", 0, out)
     assert "tokens: expected at least 0, got -1" in refused(capsys, "--from-text", text, "--tokens", -1, out)
     assert "output: expected another file than" in refused(capsys, "--from-text", text, text)
+    for source in (["--case", "ordinary"], ["--from-text", text]):
+        assert "seed: expected at least 0, got -1" in refused(capsys, *source, "--seed", -1, out)
     assert text.read_bytes() == b"abc" and not out.exists()
     assert "expected an existing folder" in refused(capsys, "--case", "ordinary", tmp_path / "no" / "x.h5")
     for arguments in ([], ["--case", "ordinary"], ["--case", "ordinary", "--from-text", "x", "y"], ["x.h5"]):

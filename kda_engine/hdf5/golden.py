@@ -101,7 +101,7 @@ def _read_sealed(path):
             with reading(path, "report and tolerances"):
                 case = inputs.read_case(results.report["case"], results.report["repeated_keys"])
                 tolerances = {name: float(value) for name, value in root["tolerances"].attrs.items()}
-                sealed = types.read_json(root, CHECKSUMS)
+                sealed = dict(types.read_json(root, CHECKSUMS))
             golden = Golden(os.fspath(path), case, {name: results.read(name) for name in results.tensors()},
                             tolerances, results.provenance)
     except InputError as error:
