@@ -23,7 +23,7 @@ def measured(tmp_path_factory):
     done = launch(RANKS, "-m", "mpi_runner", "bench", "collectives", "--heads", *HEADS, "--samples", SAMPLES,
                   "--output", folder / "record.json", *plot)
     assert done.returncode == 0, done.stderr
-    return done.stdout, read_record(folder / "record.json"), folder / "ranks.png"
+    return done.stdout, read_record(folder / "record.json"), folder / "collectives.png"
 
 
 def has_matplotlib():

@@ -49,6 +49,10 @@ class Device:
         return {name: [1e-3 * x for x in taken.raw]
                 for name, taken in timing.measure(calls, samples, cold=cold).items()}
 
+    def synchronize(self):
+        """Until everything that was launched is done."""
+        self._device.synchronize()
+
     def host_seconds(self, call):
         """The time that one call keeps the host busy."""
         return timing.host_seconds(call, samples=20)

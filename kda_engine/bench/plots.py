@@ -13,8 +13,10 @@ def write_plots(record, folder):
     timed = [row for row in record["rows"] if "samples" in row]
     worked = [row for row in timed if "bytes" in row]
     pictures = {}
-    if record["mode"] == "collectives":
-        pictures["ranks"] = lambda axes: _over_ranks(axes, timed)
+    if record["mode"] == "collectives" and timed:
+        pictures["collectives"] = lambda axes: _transfers(axes, timed)
+    elif record["mode"] == "scaling" and timed:
+        pictures["scaling"] = lambda axes: _scaling(axes, timed)
     elif worked:
         pictures["tokens"] = lambda axes: _over_tokens(axes, worked, record["ceilings"])
         pictures["roofline"] = lambda axes: _roofline(axes, worked, record["ceilings"])
@@ -97,15 +99,29 @@ def _roofline(axes, rows, ceilings):
     axes.set_ylabel("GFLOP/s")
 
 
-def _over_ranks(axes, rows):
-    lines = {}
-    for row in rows:
-        case = row["case"]
-        label = f"{case['what']} by {case['transport']}, HV {case['heads']}"
-        lines.setdefault((case["what"], label), []).append((case["ranks"], row["samples"][OURS]))
-    styles = dict(zip(dict.fromkeys(what for what, _ in lines), cycle(("-", "--", ":", "-."))))
-    for (what, label), points in lines.items():
-        _line(axes, points, label, styles[what], None)
+def _transfers(axes, rows):
+    """Time over ranks, a line for every transfer, transport and number of heads."""
+    names = [f"{c['what']} by {c['transport']}, HV {c['heads']}" for c in (row["case"] for row in rows)]
+    _over_ranks(axes, rows, names, [row["case"]["what"] for row in rows])
+
+
+def _scaling(axes, rows):
+    """Time over ranks, a line for every scan and transport, beside what perfect scaling would give."""
+    names = [f"{c['scan']} by {c['transport']}" for c in (row["case"] for row in rows)]
+    _over_ranks(axes, rows, names, names)
+    start = min(rows, key=lambda row: row["case"]["ranks"])
+    first, seconds = start["case"]["ranks"], median(start["samples"][OURS])
+    ranks = sorted({row["case"]["ranks"] for row in rows})
+    axes.plot(ranks, [1e3 * seconds * first / r for r in ranks], linestyle=":", color="black", label="perfect")
+
+
+def _over_ranks(axes, rows, names, kinds):
+    """A line for each name; lines of one kind have one style."""
+    lines, style_of = {}, dict(zip(dict.fromkeys(kinds), cycle(("-", "--", ":", "-."))))
+    for row, name, kind in zip(rows, names, kinds):
+        lines.setdefault((name, kind), []).append((row["case"]["ranks"], row["samples"][OURS]))
+    for (name, kind), points in lines.items():
+        _line(axes, points, name, style_of[kind], None)
     _logarithmic(axes, {ranks for points in lines.values() for ranks, _ in points})
     axes.set_xlabel("ranks")
     axes.set_ylabel("milliseconds of the slowest rank (median, quartiles)")
@@ -123,8 +139,12 @@ def _line(axes, points, label, style, colour):
 
 
 def _logarithmic(axes, places):
+    from matplotlib.ticker import LogFormatter
+
     places = sorted(places)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(places, [str(x) for x in places], rotation=0 if len(places) < 9 else 90)
     axes.xaxis.minorticks_off()
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter())

@@ -51,22 +51,28 @@ class Problem:
             products += roofline.backward_flops(*sizes)
         return moved, products
 
+    @property
+    def checked_heads(self):
+        """The heads that results are checked on: the first and the last."""
+        return sorted({0, self.shape.heads - 1})
+
+    def expected(self, what):
+        """All results of FORWARD or BOTH by name, of the checked heads, from the oracle in float64."""
+        few = lambda arrays: {name: pick_heads(name, x, self.checked_heads).astype("f8") for name, x in arrays.items()}
+        fwd = api.forward(**few(self.inputs), cu_seqlens=self.shape.cu_seqlens, options=self.options,
+                          engine="reference", save=what == BOTH)
+        results = {"out": fwd.out, "final_state": fwd.final_state}
+        return results | vars(api.backward(fwd, **few(self.gradients))) if what == BOTH else results
+
     def error(self, what):
-        """The largest error of any result of FORWARD or BOTH, on the first and the last head, against the oracle."""
+        """The largest error of any result of FORWARD or BOTH on the checked heads."""
         fwd = self.forward(save=what == BOTH)
         found = {"out": fwd.out, "final_state": fwd.final_state}
         if what == BOTH:
             found |= vars(api.backward(fwd, **self.gradients))
-        heads = sorted({0, self.shape.heads - 1})
-        few = {name: pick_heads(name, x, heads).astype("f8") for name, x in self.inputs.items()}
-        oracle = api.forward(**few, cu_seqlens=self.shape.cu_seqlens, options=self.options, engine="reference",
-                             save=what == BOTH)
-        expected = {"out": oracle.out, "final_state": oracle.final_state}
-        if what == BOTH:
-            entering = {name: pick_heads(name, x, heads).astype("f8") for name, x in self.gradients.items()}
-            expected |= vars(api.backward(oracle, **entering))
         # np.max, unlike max, does not pass over a NaN.
-        return float(np.max([compare(pick_heads(name, found[name], heads), x) for name, x in expected.items()]))
+        return float(np.max([compare(pick_heads(name, found[name], self.checked_heads), x)
+                             for name, x in self.expected(what).items()]))
 
 
 def start_row(problem, what, cold, graph, error):

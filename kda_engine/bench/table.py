@@ -9,7 +9,7 @@ ALWAYS = ("what", "shape", "regime")
 
 def markdown(record):
     """The page: where it comes from, one table of the record's mode, what failed its check."""
-    table = _engine if record["mode"] == "engine" else _collectives
+    table = {"engine": _engine, "collectives": _collectives, "scaling": _scaling}[record["mode"]]
     timed = [row for row in record["rows"] if "samples" in row]
     failed = [f"- {case_name(row)}: error {row['error']:.1e}, allowed {row['allowed']:.0e}: not timed"
               for row in record["rows"] if "samples" not in row]
@@ -88,6 +88,24 @@ def _collectives(record, rows):
     return _table(head, [[*map(str, row["case"].values()), f"{row['bytes'] / 1024:.1f}",
                           *_time(row["samples"][OURS]), f"{row['bytes'] / median(row['samples'][OURS]) / 1e9:.3g}"]
                          for row in rows])
+
+
+def _scaling(record, rows):
+    """Speed-up against the fewest ranks of the same scan and transport, and how much of the ranks' number that is."""
+    fewest = {}
+    for row in rows:
+        fewest.setdefault((row["case"]["scan"], row["case"]["transport"]), row)
+    case = rows[0]["case"]
+    cells = []
+    for row in rows:
+        base, taken = fewest[row["case"]["scan"], row["case"]["transport"]], row["samples"][OURS]
+        speed_up = median(base["samples"][OURS]) / median(taken)
+        efficiency = speed_up * base["case"]["ranks"] / row["case"]["ranks"]
+        cells.append([row["case"]["scan"], row["case"]["transport"], str(row["case"]["ranks"]), f"{row['error']:.1e}",
+                      *_time(taken), f"{speed_up:.2f}", f"{efficiency:.0%}"])
+    head = ["scan", "transport", "ranks", "error", "ms", "spread", "speed-up", "efficiency"]
+    of = f"{case['what']} {case['shape']} {case['regime']}, engine {case['engine']}, skip {case['skip']}"
+    return f"{of}\n\n" + _table(head, cells)
 
 
 def _kernels(rows):

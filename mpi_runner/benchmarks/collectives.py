@@ -1,7 +1,6 @@
 """`bench collectives`: what crosses ranks in a run, by strategy, transport, number of ranks and message size."""
 
-import socket
-
+from kda_engine.bench.problem import passed
 from kda_engine.bench.record import make_record
 from kda_engine.errors import InputError
 
@@ -34,28 +33,26 @@ def main(args):
     if min(args.heads) < 1:
         raise InputError(f"heads: expected at least 1, got {min(args.heads)}")
     # MPI starts with these imports; a wrong command line is told before.
-    from mpi4py import MPI
-
-    from ..session import Session
+    from ..session import AgreedError, Session
     from .exchanges import measure_exchanges
+    from .ranks import count_nodes, on_first_ranks, rank_counts
 
     with Session() as session:
-        counts = session.together(lambda: rank_counts(args.ranks, session.size))
-        rows = measure_exchanges(session, counts, args.heads, args.samples)
-        nodes = len(set(session.exchange.collect(socket.gethostname(), "counting the nodes")))
+        if session.size < 2:
+            raise AgreedError("ranks: expected at least 2, got 1; mpirun -n R kda-engine bench collectives")
+        counts = session.together(lambda: rank_counts(args.ranks, session.size, least=2))
+        measure = lambda exchange, transport: measure_exchanges(exchange, transport, args.heads, args.samples)
+        rows = on_first_ranks(session, counts, measure)
+        nodes = count_nodes(session)
         if session.rank == 0:
             machine = {"name": cpu_model(), "nodes": nodes}
-            origin = {**provenance(PACKAGES), "mpi": MPI.Get_library_version().strip("\0\n ").splitlines()[0]}
-            finish(make_record("collectives", origin, machine, None, rows), args)
-        session.code = PASS if all("samples" in row for row in rows) else MISMATCH
+            finish(make_record("collectives", mpi_provenance(), machine, None, rows), args)
+        session.code = PASS if all(map(passed, rows)) else MISMATCH
     return session.code
 
 
-def rank_counts(given, size):
-    """How many ranks take part, rising. Raises InputError."""
-    if size < 2:
-        raise InputError("ranks: expected at least 2, got 1; start it as mpirun -n R kda-engine bench collectives")
-    counts = sorted(set(given)) if given else sorted({size, *(1 << i for i in range(1, size.bit_length()))})
-    if not 2 <= counts[0] <= counts[-1] <= size:
-        raise InputError(f"ranks: expected 2 to {size}, got {', '.join(map(str, counts))}")
-    return counts
+def mpi_provenance():
+    """Who measures, with the MPI library."""
+    from mpi4py import MPI
+
+    return {**provenance(PACKAGES), "mpi": MPI.Get_library_version().strip("\0\n ").splitlines()[0]}

@@ -57,7 +57,7 @@ def main(args):
     check_samples(args)
     if args.graph and args.backward:
         raise InputError("graph: expected the forward alone, got --backward too")
-    machine = _machine(args.engine)
+    machine = make_machine(args.engine)
     peers = machine.peers() if args.peers is None else args.peers
     for name in peers:
         if name not in machine.peers():
@@ -108,10 +108,11 @@ def finish(record, args):
             print(f"kda-engine: wrote {path}", file=sys.stderr)
 
 
-def _machine(engine):
+def make_machine(engine):
+    """Where an engine is measured: a `Host` or a `Device`. Raises InputError where it cannot run."""
     if engine == "numpy":
         return Host(cpu_model())
-    # Says what is missing where there is no usable device.
+    # Raises, saying what is missing, where there is no usable device.
     make_engine(engine)
     from kda_engine.bench.device import Device
 

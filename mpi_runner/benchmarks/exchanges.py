@@ -1,6 +1,4 @@
-"""The transfers of a distributed run, alone: checked, then timed, on the first ranks of a job."""
-
-import time
+"""The transfers of a distributed run, alone: checked, then timed."""
 
 import numpy as np
 
@@ -11,10 +9,7 @@ from kda_engine.layout import CHUNK
 from kda_engine.partition import partition
 
 from ..boundary import Boundaries
-from ..exchange import Exchange
-
-# What moves the messages, by the transport's name.
-TRANSPORTS = {"mpi": Exchange}
+from .ranks import slowest_seconds
 
 
 class BoundaryGather:
@@ -90,24 +85,12 @@ class ParameterSum:
 TRANSFERS = (BoundaryGather, NeighbourHandOn, ParameterSum)
 
 
-def measure_exchanges(session, counts, heads, samples):
-    """A record's rows, the same on every rank: each transfer by each transport on the first R ranks, for R in counts.
+def measure_exchanges(exchange, transport, heads, samples):
+    """A record's rows: every transfer with every number of value heads. Collective.
 
-    Collective. A sample is the slowest rank's time; a case that went wrong on any rank has none.
+    A case that went wrong on any rank has no samples.
     """
-    rows = []
-    for ranks in counts:
-        taking_part = session.rank < ranks
-        comm = session.comm.Split(0 if taking_part else 1, session.rank)
-        if taking_part:
-            for transport, make in TRANSPORTS.items():
-                exchange = make(comm, session.poll, session.exchange.timeout)
-                rows += [_measure(transfer(exchange, HV), transport, HV, samples)
-                         for transfer in TRANSFERS for HV in heads]
-        # Those who wait must not disturb: this wait sleeps.
-        session.exchange.wait(session.comm.Ibarrier(), "waiting for the measuring ranks")
-        comm.Free()
-    return session.exchange.collect(rows, "sharing the measurements")[0]
+    return [_measure(transfer(exchange, HV), transport, HV, samples) for transfer in TRANSFERS for HV in heads]
 
 
 def _measure(transfer, transport, HV, samples):
@@ -119,15 +102,8 @@ def _measure(transfer, transport, HV, samples):
         "case": {"what": transfer.name, "transport": transport, "ranks": exchange.size, "heads": HV},
         "problem": {"head_size": HEAD_SIZE, "dtype": "float32"}, "error": float(wrong), "allowed": 0.0, "bytes": sent,
     }
-    if wrong:
-        return row
-    taken = []
-    for _ in range(samples):
-        exchange.wait(exchange.comm.Ibarrier(), "starting together")
-        start = time.perf_counter()
-        transfer.run()
-        taken.append(time.perf_counter() - start)
-    row["samples"] = {OURS: np.max(exchange.collect(taken, "collecting times"), axis=0).tolist()}
+    if not wrong:
+        row["samples"] = {OURS: slowest_seconds(exchange, transfer.run, samples)}
     return row
 
 

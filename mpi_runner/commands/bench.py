@@ -1,6 +1,6 @@
 """`bench`: how fast engines and collectives are on this machine, and whether that has changed."""
 
-from ..benchmarks import collectives, comparison, engine
+from ..benchmarks import collectives, comparison, engine, scaling
 
 
 def add(subparsers):
@@ -11,4 +11,5 @@ def add(subparsers):
     engine.add_options(parser)
     modes = parser.add_subparsers(title="modes", metavar="MODE")
     collectives.add(modes)
+    scaling.add(modes)
     comparison.add(modes)
