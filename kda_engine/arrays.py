@@ -29,12 +29,11 @@ def as_array(name, x):
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return x
-    if hasattr(x, "__cuda_array_interface__"):
-        import cupy
-
-        return cupy.asarray(x)
+    # DLPack first: it tells the device without touching the data, and PyTorch's other interface knows no bfloat16.
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(name, x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return _cupy(name).asarray(x)
     if hasattr(x, "__array_interface__") or isinstance(x, (list, tuple, int, float)):
         array = np.asarray(x)
         if array.dtype != object:
@@ -54,17 +53,26 @@ def _from_dlpack(name, x):
     if getattr(x, "requires_grad", False):
         x = x.detach()
     try:
+        reader = np if x.__dlpack_device__()[0] == 1 else _cupy(name)
         if "bfloat16" in str(x.dtype):
             # NumPy's DLPack reader knows no bfloat16; the bits travel as 16-bit integers.
-            return np.from_dlpack(x.view(_library(x).int16)).view(BFLOAT16)
-        if x.__dlpack_device__()[0] == 1:
-            return np.from_dlpack(x)
-        import cupy
-
-        return cupy.from_dlpack(x)
+            return reader.from_dlpack(x.view(_library(x).int16)).view(BFLOAT16)
+        return reader.from_dlpack(x)
+    except InputError:
+        raise
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name}: expected an array that DLPack can hand over, got {type(x).__name__}: "
                          f"{error}") from None
+
+
+def _cupy(name):
+    """CuPy, for what lies on a device. Raises InputError naming the argument where it is absent."""
+    try:
+        import cupy
+    except ImportError:
+        raise InputError(f"{name}: expected CuPy for an array on a device; pip install 'kda-engine[cuda13]' brings it"
+                         ) from None
+    return cupy
 
 
 def _library(x):

@@ -162,6 +162,13 @@ def test_plot_without_matplotlib_says_what_brings_it(made, monkeypatch):
     assert not (golden.parent / "errors.png").exists()
 
 
+def test_a_report_that_cannot_be_written(made):
+    golden, _ = made
+    for option in ("--junit", "--plot"):
+        with pytest.raises(kda.InputError, match="none/report.png: cannot be written: No such file"):
+            check("--engine", "numpy", option, golden.parent / "none" / "report.png", golden)
+
+
 def test_a_check_writes_nothing(made, monkeypatch):
     golden, _ = made
     folder = golden.parent

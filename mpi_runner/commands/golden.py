@@ -6,6 +6,7 @@ import sys
 
 import kda_engine
 from kda_engine import cases
+from kda_engine.bench.plots import require_matplotlib
 from kda_engine.compare import TIERS
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
@@ -15,7 +16,7 @@ from kda_engine.hdf5.manifest import read_manifest, record
 from ..difference_table import as_json, failure_row, render, table_row
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
 from ..goldens import making
-from ..goldens.heat_map import require_matplotlib, write_heat_map
+from ..goldens.heat_map import write_heat_map
 from ..goldens.junit import write_junit
 from ..goldens.sources import File, OneProcess, Ranks, read_listed
 from ..launched import launched, launched_rank
@@ -155,10 +156,13 @@ def _check(args, source):
 def _write_reports(args, judgements):
     if args.json:
         print(json.dumps([_json(judgement) for judgement in judgements], indent=1))
-    if args.junit is not None:
-        write_junit(args.junit, judgements)
-    if args.plot is not None:
-        write_heat_map(args.plot, judgements)
+    for path, write in ((args.junit, write_junit), (args.plot, write_heat_map)):
+        if path is None:
+            continue
+        try:
+            write(path, judgements)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _text(judgement):

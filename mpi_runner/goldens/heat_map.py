@@ -1,4 +1,5 @@
-"""Errors as a picture: a row of panels a golden, a panel a tensor, heads against blocks of 64 tokens."""
+"""Errors as a picture: a row of panels a golden, a panel a tensor, heads against blocks of 64 tokens. Needs matplotlib.
+"""
 
 import os
 
@@ -9,14 +10,6 @@ from kda_engine.hdf5.schema import TOKEN_RESULTS
 
 # Colours span this many powers of ten below the tolerance; everything above it is red.
 DECADES = 4
-
-
-def require_matplotlib():
-    """Raises InputError, with the remedy, where matplotlib is absent."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError("--plot: expected matplotlib, got none; pip install 'kda-engine[plot]' brings it") from None
 
 
 def write_heat_map(path, judgements):
