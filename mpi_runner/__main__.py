@@ -39,6 +39,9 @@ def main(argv=None):
     """Run one command; returns its exit code (see exit_codes). Only the first rank prints."""
     from kda_engine.hdf5.golden import GoldenError
 
+    if hasattr(sys.stdout, "reconfigure"):
+        # File names may hold bytes that are no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     args = parser().parse_args(argv)
     try:
         with contextlib.ExitStack() as stack:

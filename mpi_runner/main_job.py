@@ -32,7 +32,7 @@ def run_job(session, job, cuts=None):
     written then), whatever else goes wrong on the rank where it does.
     """
     progress = Progress(session.rank)
-    clock = Clock(progress.phase)
+    clock = Clock(progress.phase, lambda: session.exchange.sent)
     session.on_poll = progress.tick
     session.exchange.timeout = job.exchange_timeout
     source = session.together(lambda: InputFile(job.input))
@@ -98,8 +98,8 @@ class _Run:
             self.session.together(self._check_finite)
         with self.clock("prepare"):
             self._take_to_engine()
-        step = Step(StagedEngine(self.engine), self.session.exchange, self.clock, self.segments, self.options, self.job.route,
-                    self.job.backward)
+        step = Step(StagedEngine(self.engine), self.session.exchange, self.clock, self.segments, self.options,
+                    self.job.route, self.job.backward)
         result = step.forward(self.share, self.initial_states)
         parameters = {}
         if self.job.backward:
@@ -114,7 +114,7 @@ class _Run:
         return report
 
     def _take_to_engine(self):
-        """Everything per token to where the engine works; one rank of a node builds what it needs, for the others too."""
+        """Everything per token to where the engine works; one rank of a node builds what all of them need."""
         if self.session.node.rank == 0:
             self.engine.build()
         self.session.exchange.wait(self.session.node.Ibarrier(), "building the engine on this node")

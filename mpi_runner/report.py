@@ -43,13 +43,15 @@ def describe(run, result, input_digest):
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
-    session = run.session
+    session, phases = run.session, run.clock.so_far()
     mine = {
         "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
         "device": run.engine.device_name(),
         "tokens": [run.segment.start, run.segment.stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
-        "bytes_sent": session.exchange.sent, "seconds": run.clock.so_far(), "memory_bytes": run.memory,
+        "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
+        "bytes": {phase: sent for phase, (_, sent) in phases.items()},
+        "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
     }
     rows = session.exchange.collect((mine, result.skips), "collecting the report")
     if session.rank:
@@ -69,17 +71,16 @@ def describe(run, result, input_digest):
 
 
 def summary(report, path):
-    """Lines for rank 0's standard output: what was written, time and bytes by phase (the slowest rank's time)."""
+    """Lines for rank 0's standard output: what was written, the slowest rank's time and all ranks' bytes by phase."""
     ranks = report["ranks"]
     tokens = sum(row["tokens"][1] - row["tokens"][0] for row in ranks)
-    phases = {}
-    for row in ranks:
-        for phase, seconds in row["seconds"].items():
-            phases[phase] = max(phases.get(phase, 0.0), seconds)
+    phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
     dropped = sum(row["fallback"].count(False) for row in report["decay_skip"])
     lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
-             f"{'phase':<12}{'seconds':>10}"]
-    lines += [f"{phase:<12}{phases[phase]:>10.4f}" for phase in sorted(phases, key=PHASES.index)]
+             f"{'phase':<12}{'seconds':>10}{'bytes sent':>14}"]
+    for phase in phases:
+        seconds = max(row["seconds"].get(phase, 0.0) for row in ranks)
+        lines.append(f"{phase:<12}{seconds:>10.4f}{sum(row['bytes'].get(phase, 0) for row in ranks):>14}")
     lines.append(f"sent between ranks: {sum(row['bytes_sent'] for row in ranks)} bytes")
     if dropped:
         rule = report["options"]["decay_skip"] or "certified"

@@ -108,7 +108,8 @@ class Step:
 
     def _hand_on(self, state, direction):
         piece = self.segment.right if direction > 0 else self.segment.left
-        return self.exchange.start_send(np.ascontiguousarray(state), self._neighbour(piece, direction))
+        with self.clock("gather"):
+            return self.exchange.start_send(np.ascontiguousarray(state), self._neighbour(piece, direction))
 
     def _receive(self, piece, direction):
         source = self._neighbour(piece, direction)

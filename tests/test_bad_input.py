@@ -1,6 +1,9 @@
 """Input that cannot be used: exit code 2, a message that names file, dataset and expectation, nothing written."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -10,6 +13,7 @@ from launcher import launch, memory_folder
 from mpi.all_cases import write_case
 
 from kda_engine import cases
+from kda_engine.hdf5.results import ResultFile
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
 from mpi_runner.step import Step
@@ -199,3 +203,27 @@ def test_a_full_disk_is_told_before_anything_is_computed(files, monkeypatch):
 
     with pytest.raises(ResourceError, match="needs 11 bytes"):
         check_disk(output, 11)
+
+
+@pytest.mark.parametrize("io", ["gather", "shards"])
+def test_names_need_not_be_utf8(files, io):
+    source, output = files
+    odd_source, odd_output = (path.with_name(os.fsdecode(b"\xff-" + path.name.encode())) for path in files)
+    source.rename(odd_source)
+    assert main(["run", str(odd_source), str(odd_output), "--engine", "numpy", "--io", io]) == PASS
+    with ResultFile(odd_output) as result:
+        assert result.report["job"]["input"] == str(odd_source)
+        assert np.isfinite(result.read("outputs/out")).all()
+    with h5py.File(odd_output) as file:
+        assert np.isfinite(file["outputs/out"][()]).all()
+
+
+def test_a_file_that_is_being_written_is_told(files, capsys):
+    source, output = files
+    hold = "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
+    command, pipe = [sys.executable, "-c", hold, source], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdout.readline()
+        code = main(["run", str(source), str(output), "--engine", "numpy"])
+        writer.stdin.close()
+    assert_refused(source, output, code, capsys.readouterr().err, ("in.h5", "open for writing elsewhere"))

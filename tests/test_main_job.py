@@ -59,6 +59,12 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
     # The phases of all ranks in the order of the work.
     phases = [line.split()[0] for line in done.stdout.splitlines()[2:-1]]
     assert phases == [phase for phase in PHASES if phase in phases] and "forward" in phases
+    with ResultFile(folder / f"{scan}.h5") as result:
+        rows = result.report["ranks"]
+    state = case.initial_state.nbytes
+    # One rank in the middle: it gathers S and M, or hands on one state in each direction.
+    assert rows[1]["bytes"]["gather"] == (2 * (state + 2 * state) if scan == "allgather" else 2 * state)
+    assert all(sum(row["bytes"].values()) <= row["bytes_sent"] for row in rows)
     cuts = [segment.start for segment in partition([0, len(case.q)], 3)]
     with ResultFile(folder / f"{scan}.h5") as result:
         entering, behind = result.read("boundary/S_in"), result.read("boundary/dS_out")

@@ -76,6 +76,8 @@ def _what_it_is(path, error):
         return f"a file that cannot be read ({unreadable.strerror})"
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer (run `git lfs pull`)"
+    if "lock" in str(error):
+        return f"one that is open for writing elsewhere, or cannot be locked ({error})"
     if "truncated" in str(error):
         return f"a truncated one ({error})"
     if not head.startswith(b"\x89HDF"):

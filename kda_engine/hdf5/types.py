@@ -5,6 +5,7 @@ the dataset's own type, and only NumPy casts. bfloat16 is HDF5's 16-bit float wi
 """
 
 import json
+import os
 
 import h5py
 import numpy as np
@@ -81,7 +82,7 @@ def create_virtual(group, name, shape, dtype, sources):
         here = h5s.create_simple(shape)
         here.select_hyperslab((start,) + (0,) * (len(shape) - 1), (rows,) + shape[1:])
         there = h5s.create_simple((rows,) + shape[1:])
-        properties.set_virtual(here, file.encode(), dataset.encode(), there)
+        properties.set_virtual(here, os.fsencode(file), dataset.encode(), there)
     parent, _, leaf = name.rpartition("/")
     parent = group.require_group(parent) if parent else group
     h5d.create(parent.id, leaf.encode(), file_type(dtype), h5s.create_simple(shape), properties)
@@ -108,7 +109,7 @@ def write_rows(dataset, start, rows):
 
 def put_text(attributes, name, text):
     """A text attribute of fixed length: HDF5 keeps other strings in a heap without checksums."""
-    attributes.create(name, text.encode(), dtype=_text_type(text))
+    _create_text(attributes.create, name, text)
 
 
 def get_text(attributes, name):
@@ -123,7 +124,7 @@ def get_text(attributes, name):
 def write_json(group, name, value):
     """`value` as one UTF-8 string dataset of JSON. Raises ValueError for NaN and infinities, which JSON has not."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    group.create_dataset(name, data=text.encode(), dtype=_text_type(text))
+    _create_text(group.create_dataset, name, text)
 
 
 def read_json(group, name):
@@ -131,8 +132,10 @@ def read_json(group, name):
     return json.loads(group[name].asstr()[()])
 
 
-def _text_type(text):
-    return h5py.string_dtype("utf-8", max(1, len(text.encode())))
+def _create_text(create, name, text):
+    # File names may hold bytes that are no UTF-8; written so, they are still what JSON reads back.
+    encoded = text.encode("utf-8", "backslashreplace")
+    create(name, data=encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
 
 
 def _spaces(dataset, start, shape):
