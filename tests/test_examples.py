@@ -1,0 +1,104 @@
+"""The examples, with PyTorch on the CPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kda_engine.hdf5.golden import read_golden
+from kda_engine.hdf5.inputs import InputFile
+from kda_engine.hdf5.results import ResultFile
+from mpi_runner.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The example of that name, run with arguments."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        __import__(name).main()
+
+    return run
+
+
+@pytest.mark.parametrize("golden", ["ordinary", "ragged", "grouped-heads", "state-layout-VK", "log-value-bfloat16",
+                                    "softplus-logit2-float64", "ordinary-bfloat16", "no-parameters", "no-states"])
+def test_another_implementation_is_judged(example, golden, tmp_path, capsys):
+    path, output = ROOT / "data" / f"{golden}.h5", tmp_path / "out.h5"
+    example("judge_torch", path, output, "--operator", "torch_kda:recurrent_kda")
+    capsys.readouterr()
+    assert main(["golden", "check", "--json", "--output", str(output), str(path)]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert {tensor["tensor"] for tensor in told["tensors"]} == set(read_golden(path).results)
+
+
+def test_a_wrong_implementation_is_found(example, tmp_path, capsys, monkeypatch):
+    path, output = ROOT / "data" / "ordinary.h5", tmp_path / "out.h5"
+    import torch_kda
+
+    right = torch_kda.recurrent_kda
+    monkeypatch.setattr(torch_kda, "recurrent_kda", lambda *args, **kwargs: right(*args, **kwargs | {"scale": 0.26}))
+    example("judge_torch", path, output, "--operator", "torch_kda:recurrent_kda")
+    assert main(["golden", "check", "--output", str(output), str(path)]) == 1
+
+
+def test_goldens_with_a_convolution_are_left_out(example, tmp_path):
+    with pytest.raises(SystemExit, match="short convolution"):
+        example("judge_torch", ROOT / "data" / "conv-biased.h5", tmp_path / "out.h5",
+                "--operator", "torch_kda:recurrent_kda")
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_a_layer_is_captured_and_run(example, kind, tmp_path, capsys):
+    captured, source, output = (tmp_path / name for name in (f"x.{kind}", "in.h5", "out.h5"))
+    example("capture_torch", captured)
+    assert main(["input", "--from", str(captured), str(source)]) == 0
+    with InputFile(source) as file:
+        assert (file.T, file.N, file.H, file.K) == (100, 2, 2, 16) and file.has("d_out") and file.has("dt_bias")
+        assert (file.options.gate, file.options.beta, file.options.qk_l2norm) == ("softplus", "logit", True)
+    assert main(["run", str(source), str(output), "--backward", "--engine", "numpy"]) == 0
+    with ResultFile(output) as file:
+        assert all(np.abs(file.read(name)).max() > 0 for name in ("outputs/out", "grads/dk", "grads/dA_log"))
+
+
+def test_captured_results_are_the_layers_own(example, tmp_path):
+    """Outputs and gradients of the captured call, as PyTorch computed them, against the engine's on the captured file."""
+    import capture_torch
+    import torch
+    import torch_kda
+
+    torch.manual_seed(1)
+    model, x = torch_kda.KimiDeltaAttention(), torch.randn(2, 40, 32)
+    right, kept = torch_kda.recurrent_kda, {}
+
+    def keeping(*args, **kwargs):
+        kept["out"], state = right(*args, **kwargs)
+        args[1].retain_grad()
+        kept["k"] = args[1]
+        return kept["out"], state
+
+    # The hook reads the signature of what it stands in for.
+    keeping.__signature__ = __import__("inspect").signature(right)
+    torch_kda.recurrent_kda = keeping
+    try:
+        with capture_torch.Capture("torch_kda", "recurrent_kda") as capture:
+            model(x).square().mean().backward()
+        assert torch_kda.recurrent_kda is keeping
+    finally:
+        torch_kda.recurrent_kda = right
+    capture.save(tmp_path / "x.npz")
+    assert main(["input", "--from", str(tmp_path / "x.npz"), str(tmp_path / "in.h5")]) == 0
+    assert main(["run", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--backward", "--engine", "numpy"]) == 0
+    close = lambda a, b: np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b)
+    with ResultFile(tmp_path / "out.h5") as file:
+        assert close(file.read("outputs/out"), kept["out"].detach().numpy().reshape(80, 2, 16))
+        assert close(file.read("grads/dk"), kept["k"].grad.numpy().reshape(80, 2, 16))
+        assert close(file.read("grads/dA_log"), model.A_log.grad.numpy())
+        assert close(file.read("grads/ddt_bias"), model.dt_bias.grad.numpy().reshape(2, 16))
