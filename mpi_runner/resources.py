@@ -8,6 +8,10 @@ import numpy as np
 from kda_engine.engines.host import CHUNK_LENGTH
 
 
+# What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
+FIXED_BYTES = 192 << 20
+
+
 class ResourceError(RuntimeError):
     """The machine is too small for the job as it stands."""
 
@@ -34,7 +38,13 @@ def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
     total = inputs + out + 2 * pieces * state + boundary
     if backward:
         total += inputs + out + 2 * pieces * state + (-(-tokens // CHUNK_LENGTH) + pieces) * state
-    return total
+    if "conv/q_weight" in dtypes:
+        # q, k and v before the convolution (and their gradients) stay beside those behind it; its own arrays come in
+        # the working type, one of the three tensors at a time.
+        before = sum(tokens * width[name] * dtypes[name].itemsize for name in "qkv")
+        widest = tokens * max(width[name] * (8 if dtypes[name].itemsize == 8 else 4) for name in "qkv")
+        total += 2 * before + 9 * widest if backward else before + 2 * widest
+    return total + FIXED_BYTES
 
 
 def state_bytes(dtypes):

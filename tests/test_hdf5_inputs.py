@@ -254,3 +254,24 @@ def test_the_documented_way_to_write_bfloat16_is_read(tmp_path, monkeypatch):
     with h5py.File("example.h5") as file:
         assert types.float_dtype(file["x"]) == BFLOAT16
         assert np.array_equal(types.read_rows(file["x"], BFLOAT16, 1, 4), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("lost", ["file", "dataset", "nothing"])
+def test_a_virtual_dataset_needs_its_sources(tmp_path, lost):
+    """HDF5 itself reads zeros for what is not there."""
+    path, case = write_case(tmp_path / "in.h5", cases.make("ordinary")), cases.make("ordinary")
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["k" if lost != "dataset" else "other"] = case.k
+    with h5py.File(path, "r+") as file:
+        layout = h5py.VirtualLayout(case.k.shape, "f4")
+        layout[:] = h5py.VirtualSource("source.h5", "k", case.k.shape)
+        del file["inputs/k"]
+        file["inputs"].create_virtual_dataset("k", layout)
+    if lost == "file":
+        (tmp_path / "source.h5").unlink()
+    if lost == "nothing":
+        with InputFile(path) as file:
+            assert np.array_equal(file.read_whole("k"), case.k)
+        return
+    with pytest.raises(InputError, match="in.h5: /inputs/k: expected the source source.h5.* got nothing"):
+        InputFile(path)

@@ -3,10 +3,14 @@
 import tracemalloc
 
 import pytest
+from mpi.all_cases import write_case
 
 import kda_engine as kda
 from kda_engine import cases, layout
 from kda_engine.engines.host import HostEngine
+from kda_engine.hdf5.inputs import InputFile
+from mpi_runner.__main__ import main
+from mpi_runner.resources import FIXED_BYTES, share_bytes
 
 
 def peak(work):
@@ -30,6 +34,20 @@ def test_memory_stays_under_three_times_the_inputs(tokens, monkeypatch):
     fwd = kda.forward(*given, engine="numpy")
     backward, _ = peak(lambda: kda.backward(fwd, case.d_out))
     assert backward <= 3 * inputs
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name, dtype", [("ordinary", "float32"), ("conv", "bfloat16"), ("conv", "float64")])
+def test_a_job_takes_about_the_memory_it_is_checked_for(tmp_path, capsys, name, dtype, backward):
+    source = tmp_path / "in.h5"
+    write_case(cases.make(name, dtype=dtype, tokens=20000, heads=2, K=64, V=64), source)
+    with InputFile(source) as file:
+        planned = share_bytes(file, file.dtypes, file.T, 1, 1, backward)
+    options = ["--engine", "numpy", *(["--backward"] if backward else [])]
+    taken, code = peak(lambda: main(["run", str(source), str(tmp_path / "out.h5"), *options]))
+    assert code == 0 and taken <= planned
+    # What does not depend on the share is partly not Python's, so it is not measured here.
+    assert planned - FIXED_BYTES <= 1.3 * taken
 
 
 def test_nothing_is_kept_without_save():

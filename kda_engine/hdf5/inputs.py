@@ -103,6 +103,9 @@ class InputFile:
                 if getattr(item, "shape", None) is None:
                     what = "a link to nothing" if item is None else "a group" if hasattr(item, "keys") else "no values"
                     raise InputError(f"{self._where(prefix + name)}: expected a dataset, got {what}")
+                if lost := types.lost_source(item):
+                    raise InputError(f"{self._where(prefix + name)}: expected the source {lost} of its values, "
+                                     "got nothing")
                 found[prefix + name] = item
         return found
 

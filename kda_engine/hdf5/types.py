@@ -88,6 +88,25 @@ def create_virtual(group, name, shape, dtype, sources):
     h5d.create(parent.id, leaf.encode(), file_type(dtype), h5s.create_simple(shape), properties)
 
 
+def lost_source(dataset):
+    """What a virtual dataset takes values from and is not there, as text; else None. HDF5 would read fill values."""
+    if not dataset.is_virtual:
+        return None
+    folder = os.path.dirname(os.path.abspath(dataset.file.filename))
+    for source in dataset.virtual_sources():
+        # "." is the same file; a % stands for the numbers of files that may still come.
+        if source.file_name == "." or "%" in source.file_name:
+            continue
+        paths = [os.path.join(place, source.file_name) for place in (os.environ.get("HDF5_VDS_PREFIX", ""), folder, "")]
+        found = next((path for path in paths if os.path.isfile(path)), None)
+        if found is None:
+            return source.file_name
+        with h5py.File(found, "r", locking="best-effort") as file:
+            if source.dset_name not in file:
+                return f"{source.file_name}: {source.dset_name}"
+    return None
+
+
 def read_rows(dataset, dtype, start, stop):
     """Rows [start, stop) along the first axis as a new contiguous array; `dtype` is float_dtype(dataset)."""
     shape = (stop - start,) + dataset.shape[1:]
