@@ -4,17 +4,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arrays import BFLOAT16
 from ..layout import CHUNK
 from ..options import BETAS
 
 # Element types of per-token operands and the names their structs have in the kernels.
 ELEMENTS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
 
+# The same by NumPy type.
+ELEMENT_OF = {BFLOAT16: "bfloat16", np.dtype("f2"): "float16", np.dtype("f4"): "float32"}
+
 # Numbers of channels that kernels are compiled for; a K in between is padded inside the kernels.
 KEY_SIZES = (64, 128, 256)
 LARGEST_SIZE = KEY_SIZES[-1]
 
-# Value columns of one block of `forward` and `summary`, `scan` and `step`; each kernel's header gives the reason.
+# Columns of one block: of `forward` and `summary`, of the backward's kernels, `scan` and `step`; each kernel's header
+# gives the reason.
+WIDE_COLUMNS = 128
 TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
@@ -28,6 +34,9 @@ CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
+
+# Channels of one block of `short_conv`.
+CONV_COLUMNS = 128
 
 # Kinds of parameters: the C type's size follows from the NumPy type; an array is passed as its address.
 POINTER = "pointer"
@@ -47,6 +56,11 @@ class Variant:
     def record(self):
         """Floats of one chunk's prepared operands (kernels_cu/tile/general_operands.cuh)."""
         return 3 * CHUNK * self.key_size + self.key_size + 2 * CHUNK * CHUNK
+
+    @property
+    def turned_record(self):
+        """Floats of the same in shared memory as the backward wants it (kernels_cu/tile/backward_pipe.cuh)."""
+        return CHUNK * (3 * self.key_size + 16) + self.key_size + 2 * CHUNK * (CHUNK + 4)
 
     @property
     def defines(self):
@@ -92,6 +106,10 @@ FOLD_VARIANT = Defines((("KDA_SHARED_BYTES", FOLD_SHARED),))
 def certify_variant(element):
     """The variant of `certify_cuts` for an element type."""
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
+
+
+# The variant of `short_conv` for each element type.
+CONV_ELEMENTS = {element: Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", name))) for element, name in ELEMENTS.items()}
 
 
 @dataclass(frozen=True)
@@ -152,8 +170,17 @@ _CHAIN = (_pointers("records", "v", "initial", "cu_seqlens", "chunk_offsets", "s
           + _integers("spans") + _SIZES)
 
 
+def _chain_blocks(arguments):
+    return arguments["count"] * arguments["value_heads"] * tiles(arguments["value_size"], TILE_COLUMNS)
+
+
 def _chain_shared(variant):
     return 4 * variant.stages * variant.record
+
+
+def _token_gradients_shared(variant):
+    passing = 3 * max(TILE_COLUMNS + 16, variant.key_size + 8)
+    return 4 * CHUNK * (passing + 2 * (variant.key_size + 8))
 
 
 KERNELS = {
@@ -171,18 +198,18 @@ KERNELS = {
         Kernel(
             "forward", "kernels/forward.cu", _CHAIN + _pointers("out", "final"),
             variants=_general,
-            threads=lambda variant: 128,
+            threads=lambda variant: 2 * WIDE_COLUMNS,
             shared=_chain_shared,
-            blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], TILE_COLUMNS),
+            blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], WIDE_COLUMNS),
         ),
         Kernel(
             "summary", "kernels/summary.cu", _CHAIN + _pointers("transition", "reached"),
             variants=_general,
-            threads=lambda variant: 128,
+            threads=lambda variant: 2 * WIDE_COLUMNS,
             shared=_chain_shared,
             blocks=lambda a: a["count"] * a["value_heads"] * (
-                tiles(a["value_size"], TILE_COLUMNS)
-                + (0 if a["transition"] is None else tiles(a["key_size"], TILE_COLUMNS))),
+                tiles(a["value_size"], WIDE_COLUMNS)
+                + (0 if a["transition"] is None else tiles(a["key_size"], WIDE_COLUMNS))),
         ),
         Kernel(
             "scan", "kernels/scan.cu",
@@ -200,6 +227,15 @@ KERNELS = {
             threads=lambda variant: 256,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], STEP_COLUMNS),
+        ),
+        Kernel(
+            "short_conv", "kernels/short_conv.cu",
+            _pointers("x", "weight", "bias", "halo", "cu_seqlens", "chunk_offsets")
+            + _integers("sequences", "channels", "taps", "silu") + _pointers("y"),
+            variants=lambda target: list(CONV_ELEMENTS.values()),
+            threads=lambda variant: CONV_COLUMNS,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
         ),
         Kernel(
             "sm90_chain", "kernels/sm90_chain.cu",
@@ -227,6 +263,33 @@ KERNELS = {
             variants=_hopper(*(certify_variant(element) for element in CHAIN_ELEMENTS)),
             threads=lambda variant: 512,
             shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
+            "backward_states", "kernels/backward_states.cu", _CHAIN + _pointers("states", "writes"),
+            variants=_general,
+            threads=lambda variant: 128,
+            shared=_chain_shared,
+            blocks=_chain_blocks,
+        ),
+        Kernel(
+            "backward_sweep", "kernels/backward_sweep.cu",
+            _pointers("records", "d_out", "d_leaving", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
+            + _integers("spans") + _SIZES + _pointers("d_entering", "d_states", "d_values"),
+            variants=_general,
+            threads=lambda variant: 128,
+            shared=lambda variant: 4 * variant.stages * variant.turned_record,
+            blocks=_chain_blocks,
+        ),
+        Kernel(
+            "backward_tokens", "kernels/backward_tokens.cu",
+            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "writes", "d_states", "d_values",
+                      "cu_seqlens", "chunk_offsets")
+            + _integers("sequences", "heads") + _SIZES + _ACTIVATION
+            + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
+            variants=_general,
+            threads=lambda variant: variant.key_size,
+            shared=_token_gradients_shared,
             blocks=lambda a: a["count"] * a["heads"],
         ),
     )

@@ -1,26 +1,21 @@
-"""The CUDA engine: the forward stages by kernel. CuPy is needed from the import of this module on."""
+"""The CUDA engine: all stages by kernel. CuPy is needed from the import of this module on."""
 
 import cupy
 
 from ..device import target
-from . import cuda_chain, cuda_general, cuda_step
+from . import cuda_backward, cuda_chain, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
 from .cuda_problem import take_problem
-from .reference import ReferenceEngine
 
 
 class CudaEngine(Engine):
-    """Computes on CuPy's current device and stream; states and sums are float32 whatever the inputs' types.
-
-    The backward has no kernels yet: it is the oracle's, in float64 on the device.
-    """
+    """Computes on CuPy's current device and stream; states and sums are float32 whatever the inputs' types."""
 
     name = "cuda"
 
     def __init__(self, poll=lambda: None):
         super().__init__(poll)
         self.target = target.current()
-        self._adjoint = ReferenceEngine(poll)
 
     def take_array(self, x):
         return x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
@@ -43,7 +38,7 @@ class CudaEngine(Engine):
         return Forward(out, final_state, saved)
 
     def summarise_backward(self, operands, options, d_out, d_final_state):
-        return self._adjoint.summarise_backward(operands, options, d_out, d_final_state)
+        return cuda_backward.summarise_backward(operands, options, d_out, d_final_state, self.target, self.poll)
 
     def backward(self, saved, d_out, d_final_state):
-        return self._adjoint.backward(saved, d_out, d_final_state)
+        return cuda_backward.backward(saved, d_out, d_final_state, self.target, self.summarise, self.poll)

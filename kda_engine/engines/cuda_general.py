@@ -13,18 +13,18 @@ def forward(problem, options, initial_state):
     out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
     if plan.parts is None:
         scratch = Workspace(records=_record_floats(problem))
-        _prepare(problem, options, True, scratch.records)
+        prepare(problem, options, True, scratch.records)
         spans, initial = plan.whole, initial_state
     else:
         # The state that enters every part: summaries of all but the last, side by side, then a scan.
         maps, states = plan.parts_but_last.count, plan.parts.count
         scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
                             S=maps * problem.state_floats, states=states * problem.state_floats)
-        _prepare(problem, options, True, scratch.records)
-        _chain("summary", problem, scratch.records, plan.parts_but_last, None, transition=scratch.M, reached=scratch.S)
-        _scan(problem, scratch.M, scratch.S, initial_state, plan.sequence_parts, scratch.states)
+        prepare(problem, options, True, scratch.records)
+        chain("summary", problem, scratch.records, plan.parts_but_last, None, transition=scratch.M, reached=scratch.S)
+        scan(problem, scratch.M, scratch.S, initial_state, plan.sequence_parts, scratch.states)
         spans, initial = plan.parts, scratch.states
-    _chain("forward", problem, scratch.records, spans, initial, out=out, final=final_state)
+    chain("forward", problem, scratch.records, spans, initial, out=out, final=final_state)
     return out, final_state
 
 
@@ -33,20 +33,20 @@ def summarise(problem, options, initial_state, transition):
     plan, (N, HV, K, V) = problem.plan, initial_state.shape
     if plan.parts is None:
         scratch = Workspace(records=_record_floats(problem))
-        _prepare(problem, options, False, scratch.records)
+        prepare(problem, options, False, scratch.records)
         M = cupy.empty((N, HV, K, K), "f4") if transition else None
         S = cupy.empty_like(initial_state)
-        _chain("summary", problem, scratch.records, plan.whole, initial_state, transition=M, reached=S)
+        chain("summary", problem, scratch.records, plan.whole, initial_state, transition=M, reached=S)
         return Affine(M, S)
     maps = plan.parts.count
     scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
                         S=maps * problem.state_floats)
-    _prepare(problem, options, False, scratch.records)
-    _chain("summary", problem, scratch.records, plan.parts, None, transition=scratch.M, reached=scratch.S)
+    prepare(problem, options, False, scratch.records)
+    chain("summary", problem, scratch.records, plan.parts, None, transition=scratch.M, reached=scratch.S)
 
     def behind(initial, reached):
         states = cupy.empty((maps + N,) + initial.shape[1:], "f4")
-        _scan(problem, scratch.M, reached, initial, plan.sequence_bounds, states)
+        scan(problem, scratch.M, reached, initial, plan.sequence_bounds, states)
         return states[plan.sequence_bounds[1:] - 1]
 
     identity = Affine.identity((N, HV), K, V, "f4", cupy).M
@@ -58,7 +58,8 @@ def _record_floats(problem):
     return problem.plan.chunks * problem.value_heads * problem.variant.record
 
 
-def _prepare(problem, options, with_query, records):
+def prepare(problem, options, with_query, records):
+    """Every chunk's operands into records [chunks, HV, record]."""
     plan = problem.plan
     launch("prepare", problem.variant, problem.target, count=plan.chunks,
            q=problem.q if with_query else None, k=problem.k, g=problem.g, beta=problem.beta,
@@ -67,14 +68,15 @@ def _prepare(problem, options, with_query, records):
            records=records, **problem.activation(options))
 
 
-def _scan(problem, M, S, initial_state, sequence_spans, states):
+def scan(problem, M, S, initial_state, sequence_spans, states):
     """The state that enters each span [spans,HV,K,columns of initial_state], from the maps between them."""
     sizes = problem.sizes | {"value_size": initial_state.shape[3]}
     launch("scan", problem.variant, problem.target, count=len(initial_state), transition=M, reached=S,
            initial=initial_state, sequence_spans=sequence_spans, states=states, **sizes)
 
 
-def _chain(name, problem, records, spans, initial, **results):
+def chain(name, problem, records, spans, initial, **results):
+    """Launch a kernel that works through spans of prepared chunks."""
     plan = problem.plan
     launch(name, problem.variant, problem.target, count=spans.count, records=records, v=problem.v, initial=initial,
            cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets, span_chunks=spans.chunks,

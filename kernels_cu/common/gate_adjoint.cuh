@@ -3,28 +3,34 @@
 
 #include "common/gate.cuh"
 
+// sigmoid(x) * sigmoid(-x), accurate to rounding at both ends.
+__device__ inline float sigmoid_slope(float x) {
+    const float small = expf(-fabsf(x));
+    return __fdividef(small, (1.0f + small) * (1.0f + small));
+}
+
 struct GateGradient {
     float raw;   // of raw g, and of dt_bias
     float rate;  // this token's and channel's part of the gradient of A_log
 };
 
-// d: gradient of the log decay.
+// d: gradient of the log decay. Where a channel was reset or masked the rate's factor is infinite and the gradient 0:
+// 0 * inf is not to be summed.
 __device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, float rate, float bias,
                                             float lower_bound) {
     if (form == GateForm::kLog) return {d, 0.0f};
     if (form == GateForm::kSoftplus) {
-        // A channel that was reset (log decay -inf) has gradient 0, and 0 * -inf is not to be summed.
         const float of_rate = d == 0.0f ? 0.0f : d * log_decay(form, g, rate, bias, lower_bound);
         return {-rate * sigmoid(g + bias) * d, of_rate};
     }
     const float x = rate * (g + bias);
-    const float dx = d * lower_bound * sigmoid(x) * sigmoid(-x);
-    return {rate * dx, dx * x};
+    const float dx = d * lower_bound * sigmoid_slope(x);
+    return {rate * dx, dx == 0.0f ? 0.0f : dx * x};
 }
 
 // Gradient of raw beta from that of the activated one.
 __device__ inline float beta_adjoint(BetaForm form, float d, float beta) {
     if (form == BetaForm::kValue) return d;
-    const float slope = sigmoid(beta) * sigmoid(-beta);
+    const float slope = sigmoid_slope(beta);
     return d * (form == BetaForm::kLogit ? slope : 2.0f * slope);
 }

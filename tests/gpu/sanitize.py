@@ -15,6 +15,7 @@ from kda_engine.engines.cuda import CudaEngine
 sys.path.insert(0, str(Path(__file__).parent))
 
 from device_run import stages  # noqa: E402
+from gradient_run import gradients  # noqa: E402
 
 
 def problems():
@@ -32,6 +33,7 @@ def main():
         plan._plan.cache_clear()
         for case in problems():
             stages(CudaEngine(), case)
+            gradients(CudaEngine(), case)
 
 
 if __name__ == "__main__":
