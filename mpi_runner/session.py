@@ -48,6 +48,7 @@ class Session:
         self.code = 0
         self.on_poll = lambda: None
         self._signal = None
+        self._parent = os.getppid()
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
@@ -75,9 +76,12 @@ class Session:
         self._end(INTERNAL)
 
     def poll(self):
-        """Keeps transfers moving; raises Stopped once a signal has come."""
+        """Keeps transfers moving; raises Stopped once a signal has come or the launcher has died."""
         self.exchange.progress()
         self.on_poll()
+        # Some launchers leave their ranks behind when they are killed outright.
+        if self.size > 1 and os.getppid() != self._parent:
+            raise Stopped("stopped: the launcher is gone")
         if self._signal is not None:
             raise Stopped(f"stopped by {signal.Signals(self._signal).name}")
 
