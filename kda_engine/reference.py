@@ -13,14 +13,20 @@ from .arrays import array_module
 from .gate import Activated
 
 
-def recur(x, scale, state, out=None):
+# Tokens between two calls of `poll`.
+POLL_TOKENS = 256
+
+
+def recur(x, scale, state, out=None, poll=lambda: None):
     """Advance `state` [HV,K,V] over the tokens of x (an `Activated` of one sequence); returns the final state.
 
-    Writes out [T,HV,V] when given.
+    Writes out [T,HV,V] when given. poll is called now and then and may raise to stop.
     """
     module = array_module(state)
     decay = module.exp(x.log_decay)
     for t in range(len(x.k)):
+        if t % POLL_TOKENS == 0:
+            poll()
         state = decay[t][:, :, None] * state
         u = x.beta[t][:, None] * (x.v[t] - _read(state, x.k[t]))
         state = state + x.k[t][:, :, None] * u[:, None, :]
@@ -29,7 +35,7 @@ def recur(x, scale, state, out=None):
     return state
 
 
-def recur_adjoint(x, scale, initial_state, d_out, d_state, d):
+def recur_adjoint(x, scale, initial_state, d_out, d_state, d, poll=lambda: None):
     """The adjoint of `recur`: fills `d` (an `Activated` of gradients), returns the gradient of the initial state.
 
     States are recomputed from checkpoints every sqrt(T) tokens, so memory grows with sqrt(T).
@@ -40,8 +46,9 @@ def recur_adjoint(x, scale, initial_state, d_out, d_state, d):
     state = initial_state
     for start in range(0, T, stride):
         checkpoints.append(state)
-        state = recur(_tokens(x, start, min(start + stride, T)), scale, state)
+        state = recur(_tokens(x, start, min(start + stride, T)), scale, state, poll=poll)
     for start in reversed(range(0, T, stride)):
+        poll()
         block = slice(start, min(start + stride, T))
         state = checkpoints.pop()
         d_state = _adjoint_block(_tokens(x, block.start, block.stop), scale, state, d_out[block], d_state,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from oracle import assert_close, run, upcast
 
-from kda_engine import cases
+from kda_engine import cases, layout
+from kda_engine.engines.reference import ReferenceEngine
 
 WITHOUT_CONV = [name for name in cases.names() if not name.startswith("conv")]
 
@@ -76,3 +77,21 @@ def test_saved_types_follow_the_inputs():
     # Only the outputs are rounded: half a unit in the last of 8 bits.
     assert_close({"out": result["out"]}, {"out": exact["out"]}, 2.0**-8)
     assert_close({"final_state": result["final_state"]}, {"final_state": exact["final_state"]}, 1e-7)
+
+
+def test_a_long_sequence_can_be_stopped():
+    """Every stage looks up from its work more than once a sequence."""
+    case = cases.make("ordinary", tokens=1000)
+    operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, None,
+                              case.options.gate)
+    calls = []
+    engine = ReferenceEngine(lambda: calls.append(1))
+    state = layout.state_in("initial_state", None, operands, "KV")
+    counts = []
+    for stage in (lambda: engine.summarise(operands, case.options, state, transition=True),
+                  lambda: engine.forward(operands, case.options, state, save=True),
+                  lambda: engine.summarise_backward(operands, case.options, case.d_out, state)):
+        before = len(calls)
+        stage()
+        counts.append(len(calls) - before)
+    assert min(counts) >= 4

@@ -22,7 +22,7 @@ class ReferenceEngine(Engine):
             v = x.v
             if transition:
                 v = module.concatenate([v, module.zeros(v.shape[:2] + (K,), "f8")], axis=2)
-            state[n] = reference.recur(replace(x, v=v), 1.0, state[n])
+            state[n] = reference.recur(replace(x, v=v), 1.0, state[n], poll=self.poll)
         state = state.astype(operands.state_dtype)
         return Affine(state[..., V:].copy() if transition else None, state[..., :V].copy())
 
@@ -32,7 +32,7 @@ class ReferenceEngine(Engine):
         state = initial_state.astype("f8")
         for n, x in self._sequences(operands, options):
             span = slice(*operands.cu_seqlens[n : n + 2])
-            state[n] = reference.recur(x, options.scale_for(operands.K), state[n], out[span])
+            state[n] = reference.recur(x, options.scale_for(operands.K), state[n], out[span], self.poll)
         saved = Saved(operands, options, initial_state, None) if save else None
         return Forward(out.astype(operands.v.dtype), state.astype(operands.state_dtype), saved)
 
@@ -58,7 +58,7 @@ class ReferenceEngine(Engine):
             span = slice(*operands.cu_seqlens[n : n + 2])
             part = Activated(*(x[span] for x in (d.q, d.k, d.v, d.log_decay, d.beta)))
             d_state[n] = reference.recur_adjoint(x, scale, initial_state[n].astype("f8"),
-                                                 d_out[span].astype("f8"), d_state[n], part)
+                                                 d_out[span].astype("f8"), d_state[n], part, self.poll)
         return d, d_state.astype(operands.state_dtype)
 
     def _sequences(self, operands, options):
