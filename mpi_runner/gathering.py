@@ -54,6 +54,7 @@ def write_gathered(session, path, force, parts, describe):
             for rank, (first, count) in enumerate(part.spans):
                 if rank == session.rank == 0:
                     for at, rows in part.slabs():
+                        session.poll()
                         writer.write(part.name, first + at, rows)
                 elif rank == session.rank:
                     for _, rows in part.slabs():
@@ -81,6 +82,7 @@ def write_shards(session, path, force, parts, describe):
                 first, count = part.spans[session.rank]
                 shard.create(part.name, first, (count,) + part.shape[1:], part.dtype)
                 for at, rows in part.slabs():
+                    session.poll()
                     shard.write(part.name, at, rows)
             mine = shard.finish()
         shards = exchange.collect(mine, "listing the shards")
