@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kda_engine.bench.record import make_record
-from kda_engine.bench.verdict import AMBIGUOUS, FASTER, SLOWER, WITHIN, judge, ratio_interval
+from kda_engine.bench.verdict import AMBIGUOUS, FASTER, SLOWER, WITHIN, judge
 from mpi_runner.__main__ import main
 
 CASE = {"what": "forward", "shape": "A", "regime": "weak", "engine": "cuda"}
@@ -34,35 +34,51 @@ def compare(tmp_path, a, b, *more):
     return main(["bench", "compare", *paths, *more])
 
 
+def verdict(before, after, limit=0.05):
+    return judge("", {"ours": before}, {"ours": after}, limit)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_per_cent_slower_is_called_slower(seed):
-    assert judge("", timings(2 * seed), timings(2 * seed + 1, 1.1e-3), 0.05).word == SLOWER
+    assert verdict(timings(2 * seed), timings(2 * seed + 1, 1.1e-3)).word == SLOWER
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_two_runs_of_one_build_are_not(seed):
-    assert judge("", timings(1000 + 2 * seed), timings(1001 + 2 * seed), 0.05).word != SLOWER
+    assert verdict(timings(1000 + 2 * seed), timings(1001 + 2 * seed)).word != SLOWER
+
+
+@pytest.mark.parametrize("load", [0.7, 1.0, 1.5])
+def test_another_load_of_the_machine_changes_neither(load):
+    """The second run under another load: its control is as much slower or faster as everything else."""
+    for seed in range(10):
+        before = {"ours": timings(seed), "control": timings(100 + seed, 5e-3)}
+        after = {"ours": timings(200 + seed, load * 1e-3), "control": timings(300 + seed, load * 5e-3)}
+        slow = {**after, "ours": timings(400 + seed, 1.1 * load * 1e-3)}
+        assert judge("", before, after, 0.05).word != SLOWER
+        assert judge("", before, slow, 0.05).word == SLOWER
+        assert judge("", before, slow, 0.05).control == pytest.approx(load, rel=0.05)
 
 
 def test_words():
     a = timings(1)
-    assert judge("", a, a, 0.05).word == AMBIGUOUS
-    assert judge("", a, [1.02 * x for x in timings(1, noise=1e-3)], 0.05).word in (WITHIN, AMBIGUOUS)
-    assert judge("", [1.0] * 9, [1.02] * 9, 0.05).word == WITHIN
-    assert judge("", [1.0] * 9, [0.9] * 9, 0.05).word == FASTER
+    assert verdict(a, a).word == AMBIGUOUS
+    assert verdict([1.0] * 9, [1.02] * 9).word == WITHIN
+    assert verdict([1.0] * 9, [1.08] * 9).word == SLOWER and verdict([1.0] * 9, [1.08] * 9, 0.1).word == WITHIN
+    assert verdict([1.0] * 9, [0.9] * 9).word == FASTER
 
 
 def test_a_slowdown_that_the_samples_do_not_settle_is_ambiguous():
     """Three samples that overlap: slower by a fifth in the median, but it may be chance."""
-    assert judge("", [1.0, 1.3, 0.9], [1.2, 0.8, 1.4], 0.05).word == AMBIGUOUS
+    assert verdict([1.0, 1.3, 0.9], [1.2, 0.8, 1.4]).word == AMBIGUOUS
 
 
 def test_the_interval_is_the_same_every_time_and_holds_the_ratio_mostly():
     a, b = timings(1), timings(2, 1.1e-3)
-    assert ratio_interval(a, b) == ratio_interval(a, b)
-    held = [low <= 1.1 <= high for low, high in
-            (ratio_interval(timings(i), timings(5000 + i, 1.1e-3)) for i in range(100))]
-    assert sum(held) >= 85
+    assert verdict(a, b) == verdict(a, b)
+    verdicts = [verdict(timings(i), timings(5000 + i, 1.1e-3)) for i in range(100)]
+    assert sum(v.low <= 1.1 <= v.high for v in verdicts) >= 85
+    assert all(v.low <= v.ratio <= v.high and v.control == 1 for v in verdicts)
 
 
 def test_exit_codes(tmp_path, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from kda_engine.bench import clocks, host, table
 from kda_engine.bench.host import Host
-from kda_engine.bench.record import OURS, make_record, read_record
+from kda_engine.bench.record import CONTROL, OURS, make_record, read_record
 from kda_engine.bench.shapes import SHAPES, draw, draw_gradients, parse
 from kda_engine.engines.host import HostEngine
 from kda_engine.errors import InputError
@@ -44,7 +44,8 @@ def test_page_and_record(tmp_path, capsys):
     assert record["ceilings"] == {"bandwidth": 1e10, "matrix_rate": 1e11}
     row = record["rows"][2]
     assert row["problem"] == {"lengths": [17, 17], "heads": 2, "head_size": 128, "dtype": "float32", "tolerance": 0.0}
-    assert len(row["samples"][OURS]) == 3 and all(x > 0 for x in row["samples"][OURS])
+    assert set(row["samples"]) == {OURS, CONTROL} and all(len(taken) == 3 for taken in row["samples"].values())
+    assert all(x > 0 for taken in row["samples"].values() for x in taken)
     assert 0 < row["error"] <= row["allowed"] and row["bytes"] > 0 and row["flops"] > 0
 
 
@@ -52,7 +53,7 @@ def test_the_columns_follow_from_the_record():
     """Floor 1 ms of 2 ms, a tenth of the matrix rate, and a peer that takes twice as long."""
     row = {"case": {"what": "forward", "shape": "A", "regime": "weak", "engine": "cuda"}, "error": 1e-3,
            "allowed": 3e-3, "bytes": 10**9, "flops": 2 * 10**9,
-           "samples": {OURS: [1e-3, 2e-3, 3e-3], "fla": [4e-3] * 3}, "peer_errors": {"fla": 2e-3},
+           "samples": {OURS: [1e-3, 2e-3, 3e-3], CONTROL: [9.0] * 3, "fla": [4e-3] * 3}, "peer_errors": {"fla": 2e-3},
            "host_seconds": 50e-6, "kernels": {"prepare": [1e-3, 1e-3]},
            "state": {"before": {"sm_mhz": 1980, "celsius": 40, "lowered_by": []},
                      "after": {"sm_mhz": 1700, "celsius": 60, "lowered_by": ["SwPowerCap"]}}}

@@ -15,6 +15,9 @@ from .clocks import read_clocks
 from .graph import Replay
 from .samples import median
 
+# Rows of the control's matrices: a tenth of a millisecond on a large device.
+CONTROL_SIZE = 3072
+
 
 class Device:
     """The engine "cuda" with bfloat16 inputs on CuPy's current device."""
@@ -40,6 +43,11 @@ class Device:
         """FLOP/s of a float16 matrix product of that size, which runs at bfloat16's rate."""
         a, b = (cupy.random.standard_normal((size, size), dtype="f4").astype("f2") for _ in range(2))
         return 2 * size**3 / median(self.measure({"product": lambda: a @ b}, samples, cold=True)["product"])
+
+    def control(self):
+        """A call that is always the same work: how long it takes tells how fast the device is just now."""
+        x = cupy.ones((CONTROL_SIZE, CONTROL_SIZE), "f2")
+        return lambda: x @ x
 
     def measure(self, calls, samples, cold):
         """Seconds of every sample of each call, by the same names, the calls in turn.

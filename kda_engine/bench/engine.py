@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..compare import compare
 from .problem import FORWARD, passed, start_row
-from .record import OURS
+from .record import CONTROL, OURS
 from .stages import measure_stages
 
 
@@ -40,7 +40,7 @@ def _measure(problem, what, setting):
     if not passed(row):
         return row
     call = problem.forward if what == FORWARD else problem.both
-    calls = {OURS: machine.capture(call) if setting.graph else call}
+    calls = {OURS: machine.capture(call) if setting.graph else call, CONTROL: machine.control()}
     if what == FORWARD and setting.peers:
         row["peer_errors"] = {}
         for name in setting.peers:

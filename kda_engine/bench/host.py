@@ -13,6 +13,9 @@ from .samples import median
 # Written between samples: more than the last-level cache of most processors.
 FLUSH_BYTES = 256 << 20
 
+# Rows of the control's matrices: about ten milliseconds on one core.
+CONTROL_SIZE = 768
+
 # The forward of one sequence of 2048 tokens and 16 heads is to take no longer than this where a 2048^3 float32 product
 # runs at that rate; elsewhere in proportion.
 TARGET_RATE, TARGET_SECONDS = 195e9, 0.15
@@ -48,6 +51,11 @@ class Host:
         random = np.random.default_rng(0)
         a, b = (random.standard_normal((size, size), dtype="f4") for _ in range(2))
         return 2 * size**3 / median(self.measure({"product": lambda: a @ b}, samples, cold=False)["product"])
+
+    def control(self):
+        """A call that is always the same work: how long it takes tells how fast the machine is just now."""
+        x = np.ones((CONTROL_SIZE, CONTROL_SIZE), "f4")
+        return lambda: x @ x
 
     def measure(self, calls, samples, cold):
         """Seconds of every sample of each call, by the same names, the calls in turn.

@@ -4,7 +4,7 @@ from itertools import cycle
 from pathlib import Path
 
 from ..errors import InputError
-from .record import OURS
+from .record import OURS, peers_of
 from .samples import median, quartiles
 
 
@@ -61,9 +61,9 @@ def _over_tokens(axes, rows, ceilings):
         if len(lengths) > 1:
             what += f", {len(lengths)} sequences"
         floors.setdefault(what, []).append((sum(lengths), 1e3 * row["bytes"] / ceilings["bandwidth"]))
-        for side, taken in row["samples"].items():
+        for side in (OURS, *peers_of(row)):
             label = what if side == OURS else f"{side}: {what}"
-            lines.setdefault((what, label), []).append((sum(lengths), taken))
+            lines.setdefault((what, label), []).append((sum(lengths), row["samples"][side]))
     colours = {}
     for (what, label), points in lines.items():
         colour = _line(axes, points, label, "-" if label == what else "--", colours.get(what))
@@ -86,15 +86,18 @@ def _roofline(axes, rows, ceilings):
     groups = {}
     for row in rows:
         groups.setdefault(f"{row['case']['what']} {row['case']['regime']}", []).append(row)
-    for (label, group), marker in zip(groups.items(), cycle("osD^v")):
+    # The shapes' names stand left and right of the points in turn: forward and backward lie close together.
+    for (label, group), marker, side in zip(groups.items(), cycle("osD^v"), cycle((-6, 6))):
         reached = [1e-9 * row["flops"] / median(row["samples"][OURS]) for row in group]
         places = list(zip(map(intensity, group), reached))
         axes.plot(*zip(*places), marker=marker, linestyle="", label=label)
         for row, place in zip(group, places):
-            axes.annotate(row["case"]["shape"], place, xytext=(6, 0), textcoords="offset points", fontsize="small",
-                          va="center")
+            axes.annotate(row["case"]["shape"], place, xytext=(side, 0), textcoords="offset points", fontsize="x-small",
+                          va="center", ha="right" if side < 0 else "left")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain(axis)
     axes.set_xlabel("FLOPs per byte, both at the least")
     axes.set_ylabel("GFLOP/s")
 
@@ -139,12 +142,17 @@ def _line(axes, points, label, style, colour):
 
 
 def _logarithmic(axes, places):
-    from matplotlib.ticker import LogFormatter
-
     places = sorted(places)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(places, [str(x) for x in places], rotation=0 if len(places) < 9 else 90)
     axes.xaxis.minorticks_off()
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter())
+    _plain(axes.yaxis)
+
+
+def _plain(axis):
+    """Numbers of a logarithmic axis without exponents."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter())

@@ -15,8 +15,9 @@ from ..errors import InputError
 
 FORMAT, FORMAT_VERSION = "kda-engine-bench", 1
 
-# The side of the samples that is this engine's; the others are peers.
-OURS = "ours"
+# Sides of the samples: this engine's, and a fixed piece of work, timed in turn with it, that tells how fast the machine
+# was then (another one would need another FORMAT_VERSION). All others are peers.
+OURS, CONTROL = "ours", "control"
 
 
 def make_record(mode, provenance, machine, ceilings, rows):
@@ -46,6 +47,11 @@ def read_record(path):
     if record["format_version"] != FORMAT_VERSION:
         raise InputError(f"{path}: expected a record of version {FORMAT_VERSION}, got {record['format_version']}")
     return record
+
+
+def peers_of(row):
+    """The peers that a timed row has samples of."""
+    return [side for side in row["samples"] if side not in (OURS, CONTROL)]
 
 
 def case_name(row):

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def forward_bytes(inputs):
-    """Bytes of one forward. inputs: by name, as `kda_engine.forward` takes them; out is like v, the states are alike."""
+    """Bytes of one forward. inputs: by name, as `kda_engine.forward` takes them; out is like v, states are alike."""
     written = inputs["v"].nbytes + inputs["initial_state"].nbytes
     return sum(x.nbytes for x in inputs.values()) + written
 

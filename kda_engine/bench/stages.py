@@ -4,7 +4,7 @@ from .. import layout
 from ..compare import compare
 from ..engines import make_engine
 from .problem import BOTH, FORWARD, passed, start_row
-from .record import OURS
+from .record import CONTROL, OURS
 
 
 def measure_stages(problem, samples, cold):
@@ -12,8 +12,9 @@ def measure_stages(problem, samples, cold):
     calls, errors = _stages(problem)
     rows = {name: start_row(problem, f"stage {name}", cold, False, errors[name]) for name in calls}
     ready = {name: call for name, call in calls.items() if passed(rows[name])}
-    for name, taken in problem.machine.measure(ready, samples, cold).items():
-        rows[name]["samples"] = {OURS: taken}
+    taken = problem.machine.measure({**ready, CONTROL: problem.machine.control()}, samples, cold)
+    for name in ready:
+        rows[name]["samples"] = {OURS: taken[name], CONTROL: taken[CONTROL]}
     return list(rows.values())
 
 

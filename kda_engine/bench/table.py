@@ -1,6 +1,8 @@
 """A benchmark's record as a Markdown page."""
 
-from .record import OURS, case_name
+import numpy as np
+
+from .record import OURS, case_name, peers_of
 from .samples import median, spread
 
 # Parts of a case that every row names; the others are said once where all rows agree.
@@ -48,7 +50,7 @@ def _disturbances(rows):
 
 def _engine(record, rows):
     ceilings = record["ceilings"]
-    peers = sorted({side for row in rows for side in row["samples"]} - {OURS})
+    peers = sorted({peer for row in rows for peer in peers_of(row)})
     name, common = _names(rows)
     head = ["case", "error", "ms", "spread", "floor ms", "of bandwidth", "of matrix rate", "host us"]
     cells = []
@@ -115,7 +117,9 @@ def _kernels(rows):
 
 
 def _time(samples):
-    return [f"{1e3 * median(samples):.4g}", f"{1e3 * spread(samples):.2g}"]
+    """Median and spread in milliseconds, four and two digits, without exponents."""
+    digits = lambda x, n: np.format_float_positional(1e3 * x, precision=n, fractional=False, trim="-")
+    return [digits(median(samples), 4), digits(spread(samples), 2)]
 
 
 def _table(head, rows):

@@ -1,11 +1,15 @@
-"""Whether one run is slower than another: the ratio of medians, and how sure the samples make it."""
+"""Whether one run is slower than another: the ratio of medians, and how sure the samples make it.
+
+What else runs on a machine, and its clocks, change between two runs, and no sample of either tells. So a record also
+holds a control, the same work every time, measured in turn with the case: the ratio is divided by the control's.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InputError
-from .record import OURS, case_name
+from .record import CONTROL, OURS, case_name
 from .samples import median
 
 # Resamples of the bootstrap, and the share of them that the interval holds.
@@ -16,37 +20,47 @@ SLOWER, WITHIN, FASTER, AMBIGUOUS = "slower", "slower within the limit", "faster
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one case: seconds before and after, their ratio after / before with its interval, and what follows."""
+    """Of one case: median seconds before and after; control: how many times as long the control took after as before
+    (1 where there was none); ratio: after / before / control, with its interval; word: what follows."""
 
     name: str
     before: float
     after: float
+    control: float
     ratio: float
     low: float
     high: float
     word: str
 
 
-def ratio_interval(before, after, seed=0):
-    """The interval of median(after) / median(before), by resampling each side's samples."""
+def judge(name, before, after, limit, seed=0):
+    """The Verdict on two dicts of samples by side. limit: how much slower is still allowed, 0.05 for 5 %.
+
+    The interval is a percentile bootstrap: every side's samples are drawn again and again, with `seed`.
+    """
+    sides = [side for side in (OURS, CONTROL) if side in before and side in after]
     random = np.random.default_rng(seed)
-    medians = [np.median(random.choice(np.asarray(side), (RESAMPLES, len(side))), axis=1) for side in (before, after)]
+    ratios, resampled = {}, 1.0
+    for side in sides:
+        ratios[side] = median(after[side]) / median(before[side])
+        drawn = _resample(after[side], random) / _resample(before[side], random)
+        resampled = drawn / resampled if side == OURS else resampled / drawn
     tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(medians[1] / medians[0], [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def judge(name, before, after, limit):
-    """The Verdict on two lists of samples. limit: how much slower is still allowed, 0.05 for 5 %."""
-    middle = median(before), median(after)
-    ratio, (low, high) = middle[1] / middle[0], ratio_interval(before, after)
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    control = ratios.get(CONTROL, 1.0)
+    ratio = ratios[OURS] / control
     if low <= 1 <= high:
         word = AMBIGUOUS
     elif ratio > 1 + limit:
         word = SLOWER
     else:
         word = WITHIN if ratio > 1 else FASTER
-    return Verdict(name, *middle, ratio, low, high, word)
+    return Verdict(name, median(before[OURS]), median(after[OURS]), control, ratio, float(low), float(high), word)
+
+
+def _resample(samples, random):
+    """Medians of RESAMPLES draws, each of as many samples as there are, with replacement."""
+    return np.median(random.choice(np.asarray(samples), (RESAMPLES, len(samples))), axis=1)
 
 
 def compare_records(before, after, limit):
@@ -67,5 +81,5 @@ def compare_records(before, after, limit):
             raise InputError(f"{name}: expected the same problem in both records, got {row['problem']} and "
                              f"{other['problem']}")
         if "samples" in row and "samples" in other:
-            verdicts.append(judge(name, row["samples"][OURS], other["samples"][OURS], limit))
+            verdicts.append(judge(name, row["samples"], other["samples"], limit))
     return verdicts

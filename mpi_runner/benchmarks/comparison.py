@@ -10,7 +10,8 @@ from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
 def add(modes):
     parser = modes.add_parser(
         "compare", help="whether one record is slower than another",
-        description="Ratio of medians B / A of every case that is in both, with a 95 %% bootstrap interval. "
+        description="Ratio of medians B / A of every case that is in both, divided by that of the control (the same "
+                    "work in both records, measured in turn with the case), with a 95 %% bootstrap interval. "
                     "'ambiguous': the interval holds 1. Exit code 1: a case is slower beyond the limit; 2: other "
                     "machine, or other problems under the same name; 77: no case in common.")
     parser.add_argument("a", metavar="A.json", help="before")
@@ -26,9 +27,9 @@ def main(args):
     if not verdicts:
         print("nothing to compare: no case was timed in both records")
         return NOTHING_COMPARED
-    head = ("case", "A ms", "B ms", "B / A", "interval", "verdict")
-    rows = [(v.name, f"{1e3 * v.before:.4g}", f"{1e3 * v.after:.4g}", f"{v.ratio:.3f}", f"{v.low:.3f} to {v.high:.3f}",
-             v.word) for v in verdicts]
+    head = ("case", "A ms", "B ms", "control", "ratio", "interval", "verdict")
+    rows = [(v.name, f"{1e3 * v.before:.4g}", f"{1e3 * v.after:.4g}", f"{v.control:.3f}", f"{v.ratio:.3f}",
+             f"{v.low:.3f} to {v.high:.3f}", v.word) for v in verdicts]
     widths = [max(map(len, column)) for column in zip(head, *rows)]
     for row in (head, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

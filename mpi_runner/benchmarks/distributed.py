@@ -58,7 +58,8 @@ class DistributedCall:
         """The largest error of any of this rank's results; expected: of `Problem.expected`."""
         result, total = self.run()
         heads, segment = self.problem.checked_heads, self.segment
-        pairs = [("final_state", result.final_state[: len(segment.ended)], _rows(expected["final_state"], segment.ended))]
+        ended = result.final_state[: len(segment.ended)]
+        pairs = [("final_state", ended, _rows(expected["final_state"], segment.ended))]
         if total is not None:
             first = len(self.states) - len(segment.started)
             pairs += [("d_initial_state", result.d_initial_state[first:],
