@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from . import layout
+import numpy as np
+
+from . import conv, layout
 from .affine import Affine
-from .arrays import like
-from .engines import Saved, make_engine
+from .arrays import array_module, as_float_array, like
+from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
 from .finite import check_states, check_values
 from .gate import Gradients
@@ -64,9 +66,11 @@ def backward(fwd, d_out, d_final_state=None):
         raise InputError("fwd: expected a forward with save=True, got one that kept nothing for the backward")
     runner, operands, options = fwd._engine, fwd._saved.operands, fwd._saved.options
     packing, hand_back = fwd._packing, lambda x: like(x, fwd._example)
-    d_out = runner.take_array(layout.gradient_in("d_out", d_out, operands, packing))
-    d_state = layout.state_in("d_final_state", d_final_state, operands, options.state_layout)
-    raw = runner.backward(fwd._saved, d_out, runner.take_array(d_state))
+    # The operands are where the engine works by now, and so must these be before they are looked at.
+    taken = lambda name, x: None if x is None else runner.take_array(as_float_array(name, x))
+    d_out = layout.gradient_in("d_out", taken("d_out", d_out), operands, packing)
+    d_state = layout.state_in("d_final_state", taken("d_final_state", d_final_state), operands, options.state_layout)
+    raw = runner.backward(fwd._saved, d_out, d_state)
     of_parameter = lambda d, given: None if given is None else hand_back(d.astype(operands.state_dtype))
     return Gradients(
         **{name: hand_back(packing.unpack(getattr(raw, name))) for name in ("dq", "dk", "dv", "dg", "dbeta")},
@@ -98,6 +102,17 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
     result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
                      engine=engine, save=False)
     return result.out, result.final_state
+
+
+def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
+    """The short causal depthwise convolution, as `conv.short_conv`; by kernel where x lives on a usable device."""
+    given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
+    if array_module(given.x) is not np and cuda_usable():
+        from .engines import cuda_conv
+
+        if cuda_conv.covers(given):
+            return like(cuda_conv.short_conv(given), x)
+    return conv.short_conv(x, weight, bias, activation, cu_seqlens, halo)
 
 
 def _check_options(options):

@@ -7,10 +7,7 @@ import cupy
 import numpy as np
 
 from ..layout import CHUNK
-from .kernels import TILE_COLUMNS, tiles
-
-# Blocks of the recurrence that share a multiprocessor well.
-BLOCKS_PER_MULTIPROCESSOR = 2
+from .kernels import WIDE_COLUMNS, tiles
 
 # Time of one link of the scan over spans, and of one chunk of a summary, in chunks of the forward.
 SCAN_LINK = 6.0
@@ -30,10 +27,19 @@ class Spans:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """cu_seqlens, chunk_offsets [N + 1] int64 on the device; chunks: their number."""
+
+    cu_seqlens: object
+    chunk_offsets: object
+    chunks: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Tables of one problem, on the device.
 
-    cu_seqlens, chunk_offsets [N + 1] int64; chunks: their number. whole: one span a sequence. parts: the sequences
+    cu_seqlens, chunk_offsets, chunks: as in Tables. whole: one span a sequence. parts: the sequences
     cut further, None when that would not pay; parts_but_last: all of those but each sequence's last;
     sequence_parts [N + 1] int64: first part of each sequence; sequence_bounds [N + 1]: the same where every sequence
     has one more, so that a scan also reaches the state behind its last part.
@@ -51,13 +57,26 @@ class Plan:
     sequence_bounds: object
 
 
+def make_tables(cu_seqlens):
+    """The Tables for cu_seqlens (NumPy int64 [N+1]); the last few are remembered."""
+    return _tables(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes())
+
+
+@lru_cache(maxsize=64)
+def _tables(device, cu_seqlens):
+    cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(-(-np.diff(cu_seqlens) // CHUNK))])
+    return Tables(cupy.asarray(cu_seqlens), cupy.asarray(offsets), int(offsets[-1]))
+
+
 def make_plan(cu_seqlens, value_heads, K, V, multiprocessors):
     """The Plan for cu_seqlens (NumPy int64 [N+1]); the last few are remembered."""
-    return _plan(cupy.cuda.Device().id, cu_seqlens.tobytes(), value_heads, K, V, multiprocessors)
+    return _plan(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes(), value_heads, K, V, multiprocessors)
 
 
 @lru_cache(maxsize=64)
 def _plan(device, cu_seqlens, value_heads, K, V, multiprocessors):
+    tables = _tables(device, cu_seqlens)
     cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
     lengths = np.diff(cu_seqlens)
     counts = -(-lengths // CHUNK)
@@ -69,10 +88,10 @@ def _plan(device, cu_seqlens, value_heads, K, V, multiprocessors):
         first_part = np.searchsorted(parts[1], np.arange(len(counts) + 1))
     return Plan(
         sequences=len(counts),
-        chunks=int(chunk_offsets[-1]),
+        chunks=tables.chunks,
         longest=int(lengths.max(initial=0)),
-        cu_seqlens=cupy.asarray(cu_seqlens),
-        chunk_offsets=cupy.asarray(chunk_offsets),
+        cu_seqlens=tables.cu_seqlens,
+        chunk_offsets=tables.chunk_offsets,
         whole=_upload(np.stack([chunk_offsets[:-1], chunk_offsets[1:]]), np.arange(len(counts))),
         parts=None if parts is None else _upload(*parts),
         parts_but_last=None if parts is None else _upload(parts[0][:, ~last], parts[1][~last]),
@@ -105,14 +124,13 @@ def span_length(counts, value_heads, K, V, multiprocessors):
     side by side ([S | M], all but the last of a sequence), scanned in order, and worked through side by side.
     """
     longest = int(counts.max(initial=0))
-    slots = BLOCKS_PER_MULTIPROCESSOR * multiprocessors
-    of_output, of_map = tiles(V, TILE_COLUMNS), tiles(V, TILE_COLUMNS) + tiles(K, TILE_COLUMNS)
+    of_output, of_map = tiles(V, WIDE_COLUMNS), tiles(V, WIDE_COLUMNS) + tiles(K, WIDE_COLUMNS)
 
     def time(length):
         pieces = np.maximum(-(-counts // length), 1)
         spans, links = int(pieces.sum()), int(pieces.max(initial=1)) - 1
-        forward = max(1.0, spans * value_heads * of_output / slots) * length
-        summary = max(1.0, (spans - len(counts)) * value_heads * of_map / slots) * length * SUMMARY_CHUNK
+        forward = max(1.0, spans * value_heads * of_output / multiprocessors) * length
+        summary = max(1.0, (spans - len(counts)) * value_heads * of_map / multiprocessors) * length * SUMMARY_CHUNK
         return forward + (summary + links * SCAN_LINK if links else 0.0)
 
     candidates = {-(-longest // n) for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if longest >= 8 * n}

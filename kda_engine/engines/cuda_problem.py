@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import cupy
 import numpy as np
 
-from ..arrays import BFLOAT16
-from ..device.kernels import LARGEST_SIZE, variant
+from ..device.kernels import ELEMENT_OF, LARGEST_SIZE, variant
 from ..device.plan import make_plan
 from ..device.workspace import ALIGNMENT
 from ..errors import InputError
@@ -16,8 +15,7 @@ from ..options import BETAS, GATES
 _VECTOR = 16
 assert ALIGNMENT % _VECTOR == 0
 
-_ELEMENTS = {BFLOAT16: "bfloat16", np.dtype("f2"): "float16", np.dtype("f4"): "float32"}
-_DTYPES = {name: dtype for dtype, name in _ELEMENTS.items()}
+_DTYPES = {name: dtype for dtype, name in ELEMENT_OF.items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def take_problem(operands, target):
                          "'reference' take float64")
     arrays = {name: getattr(operands, name) for name in ("q", "k", "v", "g", "beta")}
     types = {x.dtype for x in arrays.values()}
-    element = _ELEMENTS[types.pop()] if len(types) == 1 else "float32"
+    element = ELEMENT_OF[types.pop()] if len(types) == 1 else "float32"
     parameter = lambda x: None if x is None else _contiguous(x, np.float32)
     return Problem(
         **{name: _contiguous(x, _DTYPES[element]) for name, x in arrays.items()},

@@ -32,21 +32,63 @@ constexpr int kStride = kKeySize + 8;
 constexpr int kSquareStride = kChunk + 1;
 constexpr u32 kAllLanes = 0xffffffffu;
 
+// A lane's channels of one token, neighbours in memory.
+struct alignas(sizeof(float) * kChannelsPerLane <= 16 ? sizeof(float) * kChannelsPerLane : 16) Channels {
+    float at[kChannelsPerLane];
+};
+
+// The same as elements.
+struct alignas(sizeof(Element) * kChannelsPerLane <= 16 ? sizeof(Element) * kChannelsPerLane : 16) RawChannels {
+    Element at[kChannelsPerLane];
+};
+
+// Channels from `first` on of a row; zeros from channel `inside` on. `whole` promises that rows are kKeySize long.
+__device__ Channels load_channels(const Element* row, int first, int inside, bool whole) {
+    Channels channels;
+    if (whole && inside > 0) {
+        const RawChannels raw = *reinterpret_cast<const RawChannels*>(row + first);
+#pragma unroll
+        for (int j = 0; j < kChannelsPerLane; ++j) channels.at[j] = to_float(raw.at[j]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kChannelsPerLane; ++j) channels.at[j] = first + j < inside ? to_float(row[first + j]) : 0.0f;
+    }
+    return channels;
+}
+
 __device__ float warp_sum(float x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
     return x;
 }
 
+// Sums over the first `place + 1` (kUp) or the last `kHalf - place` tokens of a half, which sit four lanes apart.
+template <int kHalf, bool kUp>
+__device__ float2 running_sum(float2 x, int place) {
+#pragma unroll
+    for (int distance = 1; distance < kHalf; distance *= 2) {
+        const float other_x = kUp ? __shfl_up_sync(kAllLanes, x.x, 4 * distance)
+                                  : __shfl_down_sync(kAllLanes, x.x, 4 * distance);
+        const float other_y = kUp ? __shfl_up_sync(kAllLanes, x.y, 4 * distance)
+                                  : __shfl_down_sync(kAllLanes, x.y, 4 * distance);
+        if (kUp ? place >= distance : place + distance < kHalf) {
+            x.x += other_x;
+            x.y += other_y;
+        }
+    }
+    return x;
+}
+
 // The pairs of one level for all blocks of the chunk at once. Row g of the product is the k row, row g + 8 the q row,
 // of the g-th second-half token; column n the n-th first-half token.
-__device__ void pair_level(int half, const float* keys, const float* queries, const float* decays, float* solve,
-                           float* attend) {
+template <int kHalf>
+__device__ void pair_level(const float* keys, const float* queries, const float* decays, float* solve, float* attend) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int place = g % half;
-    const int first = 2 * half * (g / half) + place;
-    const int second = first + half;
+    const int place = g % kHalf;
+    const int first = 2 * kHalf * (g / kHalf) + place;
+    const int second = first + kHalf;
     float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
     for (int step = 0; step < kKeySize / 8; ++step) {
         const int channel = 8 * step + 2 * t;
         const float2 key_first = *reinterpret_cast<const float2*>(keys + first * kStride + channel);
@@ -54,22 +96,9 @@ __device__ void pair_level(int half, const float* keys, const float* queries, co
         const float2 query = *reinterpret_cast<const float2*>(queries + second * kStride + channel);
         float2 before = *reinterpret_cast<const float2*>(decays + second * kStride + channel);
         float2 after = make_float2(0.0f, 0.0f);
-        if (place + 1 < half) after = *reinterpret_cast<const float2*>(decays + (first + 1) * kStride + channel);
-        // Running sums over the tokens of a half, which sit four lanes apart.
-        for (int distance = 1; distance < half; distance *= 2) {
-            const float up_x = __shfl_up_sync(kAllLanes, before.x, 4 * distance);
-            const float up_y = __shfl_up_sync(kAllLanes, before.y, 4 * distance);
-            const float down_x = __shfl_down_sync(kAllLanes, after.x, 4 * distance);
-            const float down_y = __shfl_down_sync(kAllLanes, after.y, 4 * distance);
-            if (place >= distance) {
-                before.x += up_x;
-                before.y += up_y;
-            }
-            if (place + distance < half) {
-                after.x += down_x;
-                after.y += down_y;
-            }
-        }
+        if (place + 1 < kHalf) after = *reinterpret_cast<const float2*>(decays + (first + 1) * kStride + channel);
+        before = running_sum<kHalf, true>(before, place);
+        after = running_sum<kHalf, false>(after, place);
         const float row_x = ex2_flushed(before.x), row_y = ex2_flushed(before.y);
         const auto rows = as_rows<3>(key_second.x * row_x, key_second.y * row_y, query.x * row_x, query.y * row_y);
         multiply_add<3>(product, rows, key_first.x * ex2_flushed(after.x), key_first.y * ex2_flushed(after.y));
@@ -77,8 +106,8 @@ __device__ void pair_level(int half, const float* keys, const float* queries, co
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
         const int n = 2 * t + side;
-        if (n / half == g / half) {
-            const int column = 2 * half * (n / half) + n % half;
+        if (n / kHalf == g / kHalf) {
+            const int column = 2 * kHalf * (n / kHalf) + n % kHalf;
             solve[second * kSquareStride + column] = product[side];
             attend[second * kSquareStride + column] = product[2 + side];
         }
@@ -100,7 +129,7 @@ __device__ void solve_column(int column, const float* pairs, const float* beta, 
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 8)
+extern "C" __global__ void __launch_bounds__(kThreads, 6)
 prepare(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
         const float* dt_bias, const i64* cu_seqlens, const i64* chunk_offsets, int sequences, int heads,
         int value_heads, int key_size, int gate_form, int beta_form, int qk_l2norm, float lower_bound, float scale,
@@ -120,43 +149,51 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
     for (int i = threadIdx.x; i < kChunk * kSquareStride; i += kThreads) solve[i] = attend[i] = 0.0f;
     __syncthreads();
 
-    // Activate, one token a warp at a time. Tokens past the end and channels past K become zeros with no decay.
+    // Activate, two tokens of a warp at a time, a lane holding neighbouring channels. Tokens past the end and channels
+    // past K become zeros with no decay.
     const float rate = A_log == nullptr ? 1.0f : expf(A_log[value_head]);
+    const int first_channel = lane * kChannelsPerLane;
+    float bias[kChannelsPerLane];
+#pragma unroll
+    for (int j = 0; j < kChannelsPerLane; ++j) {
+        const int channel = first_channel + j;
+        bias[j] = dt_bias != nullptr && channel < key_size ? dt_bias[value_head * key_size + channel] : 0.0f;
+    }
+    const auto load = [&](const Element* row, bool real) {
+        return load_channels(row, first_channel, real ? key_size : 0, key_size == kKeySize);
+    };
+#pragma unroll 2
     for (int i = 0; i < kTokensPerWarp; ++i) {
         const int row = warp * kTokensPerWarp + i;
         const bool real = row < place.length;
         const i64 token = place.token + row;
-        float key[kChannelsPerLane], query[kChannelsPerLane];
+        Channels key = load(k + (token * heads + head) * key_size, real);
+        Channels query = load(q + (token * heads + head) * key_size, real && q != nullptr);
+        Channels decay = load(g + (token * value_heads + value_head) * key_size, real);
         float key_square = 0.0f, query_square = 0.0f, key_query = 0.0f;
 #pragma unroll
         for (int j = 0; j < kChannelsPerLane; ++j) {
-            const int channel = lane + 32 * j;
-            const bool inside = real && channel < key_size;
-            const i64 at = (token * heads + head) * key_size + channel;
-            key[j] = inside ? to_float(k[at]) : 0.0f;
-            query[j] = inside && q != nullptr ? to_float(q[at]) : 0.0f;
-            key_square = fmaf(key[j], key[j], key_square);
-            query_square = fmaf(query[j], query[j], query_square);
-            key_query = fmaf(key[j], query[j], key_query);
-            float decay = 0.0f;
-            if (inside) {
-                const float raw = to_float(g[(token * value_heads + value_head) * key_size + channel]);
-                const float bias = dt_bias == nullptr ? 0.0f : dt_bias[value_head * key_size + channel];
-                decay = log_decay(static_cast<GateForm>(gate_form), raw, rate, bias, lower_bound);
-            }
+            key_square = fmaf(key.at[j], key.at[j], key_square);
+            query_square = fmaf(query.at[j], query.at[j], query_square);
+            key_query = fmaf(key.at[j], query.at[j], key_query);
             // From here on decays are in bits: powers of two.
-            decays[row * kStride + channel] = decay * kLog2E;
+            const float log = kLog2E * log_decay(static_cast<GateForm>(gate_form), decay.at[j], rate, bias[j], lower_bound);
+            decay.at[j] = real && first_channel + j < key_size ? log : 0.0f;
         }
         key_square = warp_sum(key_square);
         query_square = warp_sum(query_square);
         key_query = warp_sum(key_query);
-        const float key_factor = qk_l2norm ? 1.0f / sqrtf(key_square + kNormEpsilon) : 1.0f;
-        const float query_factor = scale * (qk_l2norm ? 1.0f / sqrtf(query_square + kNormEpsilon) : 1.0f);
+        const float key_factor = qk_l2norm ? rsqrtf(key_square + kNormEpsilon) : 1.0f;
+        const float query_factor = scale * (qk_l2norm ? rsqrtf(query_square + kNormEpsilon) : 1.0f);
 #pragma unroll
         for (int j = 0; j < kChannelsPerLane; ++j) {
-            keys[row * kStride + lane + 32 * j] = key[j] * key_factor;
-            queries[row * kStride + lane + 32 * j] = query[j] * query_factor;
+            key.at[j] *= key_factor;
+            query.at[j] *= query_factor;
         }
+        const int at = row * kStride + first_channel;
+        *reinterpret_cast<Channels*>(keys + at) = key;
+        *reinterpret_cast<Channels*>(queries + at) = query;
+        *reinterpret_cast<Channels*>(decays + at) = decay;
         if (lane == 0) {
             attend[row * kSquareStride + row] = key_query * key_factor * query_factor;
             active_beta[row] = real ? activate_beta(static_cast<BetaForm>(beta_form),
@@ -167,8 +204,13 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
     __syncthreads();
 
     // Pairs: one level a warp.
-    static_assert(kChunk >> kWarps == 1);
-    pair_level(kChunk / 2 >> warp, keys, queries, decays, solve, attend);
+    static_assert(kChunk == 16 && kWarps == 4);
+    switch (warp) {
+        case 0: pair_level<8>(keys, queries, decays, solve, attend); break;
+        case 1: pair_level<4>(keys, queries, decays, solve, attend); break;
+        case 2: pair_level<2>(keys, queries, decays, solve, attend); break;
+        case 3: pair_level<1>(keys, queries, decays, solve, attend); break;
+    }
     __syncthreads();
 
     // The last warp inverts; all others start on the channels, each thread a column of the chunk.

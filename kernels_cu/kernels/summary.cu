@@ -4,27 +4,36 @@
 //
 // In:  records [chunks, HV, kRecord] of `prepare`; v [T,HV,V]; initial [spans,HV,K,V] float32 or null (zeros).
 // Out: transition [spans,HV,K,K] float32, or null: then not computed; reached [spans,HV,K,V] float32. Written.
-// Grid: one block per (span, value head, tile of kTileColumns columns of [S | M]), the tile fastest, S's tiles first,
-// M's only if wanted; kTileWarps warps; kStages records of dynamic shared memory.
+// Grid: one block per (span, value head, tile of columns of [S | M]), the tile fastest, S's tiles first, M's only if
+// wanted; one warp per 16 columns of the tile, at most kMostWarps; kStages records of dynamic shared memory. Warps past
+// the last column only help to copy.
 #include "tile/general_pipe.cuh"
 #include "tile/general_state.cuh"
 #include "tile/general_values.cuh"
 #include "varlen/span.cuh"
 
-extern "C" __global__ void __launch_bounds__(32 * kTileWarps, 2)
+namespace {
+
+constexpr int kMostWarps = 8;
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 1)
 summary(const float* records, const Element* v, const float* initial, const i64* cu_seqlens, const i64* chunk_offsets,
         const i64* span_chunks, const int* span_sequences, int spans, int value_heads, int key_size, int value_size,
         float* transition, float* reached) {
     extern __shared__ float4 dynamic_shared[];
-    const int value_tiles = tiles_of(value_size);
-    const int tiles = value_tiles + (transition == nullptr ? 0 : tiles_of(key_size));
+    const int tile_columns = blockDim.x / 32 * kStripColumns;
+    const int value_tiles = (value_size + tile_columns - 1) / tile_columns;
+    const int map_tiles = transition == nullptr ? 0 : (key_size + tile_columns - 1) / tile_columns;
+    const int tiles = value_tiles + map_tiles;
     const int tile = blockIdx.x % tiles;
     const int head = blockIdx.x / tiles % value_heads;
     const int number = blockIdx.x / tiles / value_heads;
     const Span span = place_span(number, spans, span_chunks, span_sequences, chunk_offsets, cu_seqlens);
     const bool of_state = tile < value_tiles;
     const int columns = of_state ? value_size : key_size;
-    const int first_column = (of_state ? tile : tile - value_tiles) * kTileColumns + threadIdx.x / 32 * kStripColumns;
+    const int first_column = (of_state ? tile : tile - value_tiles) * tile_columns + threadIdx.x / 32 * kStripColumns;
     const i64 place = (static_cast<i64>(number) * value_heads + head) * key_size * columns + first_column;
 
     StateStrip state;
@@ -46,8 +55,10 @@ summary(const float* records, const Element* v, const float* initial, const i64*
         const float* record = pipe.next(chunk);
         const StripRows now = coming;
         coming = values.load(span.token + static_cast<i64>(chunk + 1) * kChunk, end);
-        StripRows unused;
-        state.advance<false>(record, now, unused);
+        if (first_column < columns) {
+            StripRows unused;
+            state.advance<false>(record, now, unused);
+        }
     }
     state.store((of_state ? reached : transition) + place, columns, key_size, columns - first_column);
 }

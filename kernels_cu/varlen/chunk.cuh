@@ -8,6 +8,7 @@
 struct ChunkPlace {
     i64 token;   // first token
     int length;  // tokens, 1 to kChunk
+    int sequence;
 };
 
 // chunk_offsets [sequences + 1]: number of the first chunk of each sequence; cu_seqlens [sequences + 1]: tokens.
@@ -23,5 +24,5 @@ __device__ inline ChunkPlace place_chunk(i64 chunk, const i64* chunk_offsets, co
     }
     const i64 token = cu_seqlens[low] + kChunk * (chunk - chunk_offsets[low]);
     const i64 left = cu_seqlens[low + 1] - token;
-    return {token, static_cast<int>(left < kChunk ? left : kChunk)};
+    return {token, static_cast<int>(left < kChunk ? left : kChunk), low};
 }

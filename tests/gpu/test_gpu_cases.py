@@ -5,6 +5,7 @@ from device_run import check
 
 from kda_engine import cases
 from kda_engine.device import plan
+from kda_engine.engines import cuda_chain
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -28,6 +29,18 @@ def parts_of_one_chunk(monkeypatch):
 @pytest.mark.parametrize("name", cases.names())
 def test_case_in_parts(name, dtype, parts_of_one_chunk):
     check(cases.make(name, dtype=dtype))
+
+
+@pytest.fixture
+def portable(monkeypatch):
+    """Only the kernels that run on every device."""
+    monkeypatch.setattr(cuda_chain, "covers", lambda *given: False)
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("name", ("strong", "weak", "repeat", "relay"))
+def test_portable_kernels_where_a_tuned_one_would_run(name, dtype, portable):
+    check(cases.make(name, dtype=dtype, heads=2, K=128, V=128, tokens=300))
 
 
 # Key and value sizes: native, padded, odd, unequal.
