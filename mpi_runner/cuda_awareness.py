@@ -17,7 +17,8 @@ def cuda_awareness(comm):
     support = _query()
     if support is not None:
         return {"cuda_aware": support, "told_by": f"{QUERY}={int(support)}"}
-    return {"cuda_aware": False, "told_by": f"nobody: no {QUERY}" + ("" if kinds is None else f", no cuda in {INFO_KEY}")}
+    without = "" if kinds is None else f", no cuda in {INFO_KEY}"
+    return {"cuda_aware": False, "told_by": f"nobody: no {QUERY}{without}"}
 
 
 def _memory_kinds(comm):

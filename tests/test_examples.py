@@ -69,7 +69,7 @@ def test_a_layer_is_captured_and_run(example, kind, tmp_path, capsys):
 
 
 def test_captured_results_are_the_layers_own(example, tmp_path):
-    """Outputs and gradients of the captured call, as PyTorch computed them, against the engine's on the captured file."""
+    """Outputs and gradients of the captured call, as PyTorch computed them, against the engine's on the file."""
     import capture_torch
     import torch
     import torch_kda

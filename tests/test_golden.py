@@ -340,7 +340,7 @@ def test_new_says_what_it_changes(tmp_path, capsys):
         run("new", "packed", path)
     with pytest.raises(kda.InputError, match="(?s)inputs/q: relative change .*outputs/out: relative change"):
         run("new", "packed", path, "--seed", 1)
-    with pytest.raises(kda.InputError, match=r"(?s)beta: logit -> value.*case: packed -> log-value"):
+    with pytest.raises(kda.InputError, match=r"(?s)beta: logit -> value.*name: packed -> log-value"):
         run("new", "log-value", path)
     capsys.readouterr()
     assert run("new", "packed", path, "--K", 4, "--force") == PASS

@@ -135,7 +135,7 @@ def test_junit(made, capsys):
     assert check("--junit", report, "--output", golden.parent / "out.h5", golden) == MISMATCH
     [suite] = ElementTree.parse(report).getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("10", "1", "0")
-    failures = {case.get("name"): case.find("failure").get("message") for case in suite if case.find("failure") is not None}
+    failures = {case.get("name"): found.get("message") for case in suite if (found := case.find("failure")) is not None}
     assert list(failures) == ["grads/dg"] and "the first at (3, 0, 0)" in failures["grads/dg"]
     assert check("--junit", report, golden.parent / "none.h5", golden) == GOLDEN
     bad, good = ElementTree.parse(report).getroot()

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: DLPack and the array interfaces, in and out, with PyTorch's CPU tensors where it is there."""
+"""Arrays of other libraries, in and out: DLPack, the array interfaces, PyTorch's and JAX's where they are there."""
 
 import subprocess
 import sys

@@ -76,10 +76,11 @@ def _what_it_is(path, error):
         return f"a file that cannot be read ({unreadable.strerror})"
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer (run `git lfs pull`)"
-    if "lock" in str(error):
-        return f"one that is open for writing elsewhere, or cannot be locked ({error})"
+    # HDF5 speaks of its superblock ("sblock") where a file is cut short, so that is asked first.
     if "truncated" in str(error):
         return f"a truncated one ({error})"
+    if "lock" in str(error):
+        return f"one that is open for writing elsewhere, or cannot be locked ({error})"
     if not head.startswith(b"\x89HDF"):
         return "something else" if head else "an empty file"
     return f"a damaged one ({error})"

@@ -21,8 +21,9 @@ from ..goldens.junit import write_junit
 from ..goldens.sources import File, OneProcess, Ranks, read_listed
 from ..launched import launched, launched_rank
 
-# The goldens that come with the source tree.
-DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(kda_engine.__file__))), "data")
+# The goldens that come with the source tree: beside the packages, or where the installed program is called.
+BESIDE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(kda_engine.__file__))), "data")
+DATA = BESIDE if os.path.isdir(BESIDE) else "data"
 SIZES = ("tokens", "heads", "value_heads", "K", "V", "sequences")
 
 
@@ -148,7 +149,8 @@ def _check(args, source):
     if not all(judgement.passed for judgement in judgements):
         return MISMATCH
     if not any(judgement.compared for judgement in judgements) and launched_rank() == 0:
-        print("kda-engine: nothing was compared", file=sys.stderr)
+        print("kda-engine: nothing was compared" + ("" if args.files else f": no goldens in {os.path.abspath(DATA)}"),
+              file=sys.stderr)
         return NOTHING_COMPARED
     return PASS
 

@@ -144,7 +144,8 @@ def _text(plan):
                  f"{sum(rank['memory_bytes'] for rank in plan['ranks']):>16}"
                  + "".join(f"{scan['total']:>16}" for scan in plan["scans"].values()))
     if all("seconds" in scan for scan in plan["scans"].values()):
-        lines.append(f"{'predicted seconds':<41}" + "".join(f"{scan['seconds']:>16.4g}" for scan in plan["scans"].values()))
+        seconds = "".join(f"{scan['seconds']:>16.4g}" for scan in plan["scans"].values())
+        lines.append(f"{'predicted seconds':<41}{seconds}")
     lines.append("memory in bytes, about; under each scan the bytes that a rank sends (exact decay skip)")
     if plan["parameter_sum_bytes"]:
         lines.append(f"and {plan['parameter_sum_bytes']} bytes a rank for the sum of the parameter gradients")

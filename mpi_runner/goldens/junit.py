@@ -13,8 +13,8 @@ def write_junit(path, judgements):
         failed = sum(not verdict.passed for verdict in judgement.verdicts)
         suite = ElementTree.SubElement(
             root, "testsuite", name=os.path.basename(judgement.path), failures=str(failed),
-            tests=str(max(1, len(judgement.verdicts) + len(judgement.skipped))), errors=str(int(judgement.error is not None)),
-            skipped=str(len(judgement.skipped)))
+            tests=str(max(1, len(judgement.verdicts) + len(judgement.skipped))), skipped=str(len(judgement.skipped)),
+            errors=str(int(judgement.error is not None)))
         class_name = f"golden.{judgement.case or os.path.basename(judgement.path)}"
         if judgement.error is not None:
             case = ElementTree.SubElement(suite, "testcase", classname=class_name, name="golden")
@@ -24,7 +24,8 @@ def write_junit(path, judgements):
             if not verdict.passed:
                 ElementTree.SubElement(case, "failure", message=_message(verdict, judgement))
         for name in judgement.skipped:
-            ElementTree.SubElement(ElementTree.SubElement(suite, "testcase", classname=class_name, name=name), "skipped")
+            case = ElementTree.SubElement(suite, "testcase", classname=class_name, name=name)
+            ElementTree.SubElement(case, "skipped")
     ElementTree.indent(root)
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 

@@ -64,8 +64,8 @@ def describe_changes(path, case, results):
         return [f"  replaces what is no golden: {error}"]
     lines = [f"  {name}: {getattr(old.case.options, name)} -> {getattr(case.options, name)}"
              for name in schema.OPERATOR_OPTIONS if getattr(old.case.options, name) != getattr(case.options, name)]
-    lines += [f"  {what}: {was} -> {now}" for what, was, now in (
-        ("case", old.case.name, case.name), ("repeated keys", old.case.repeated_keys, case.repeated_keys)) if was != now]
+    lines += [f"  {name}: {getattr(old.case, name)} -> {getattr(case, name)}" for name in ("name", "repeated_keys")
+              if getattr(old.case, name) != getattr(case, name)]
     for name in (*schema.PER_TOKEN, *schema.PARAMETERS, *schema.STATES):
         lines += _change(f"inputs/{name}", getattr(old.case, name), getattr(case, name))
     for name in (*results, *(name for name in old.results if name not in results)):
