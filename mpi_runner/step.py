@@ -214,7 +214,7 @@ class Step:
             if passing:
                 M[kept] = part.M[0]
         if len(dropped):
-            start = _warmup_start(operands, decision, dropped)
+            start = warmup_start(operands, decision, dropped)
             tail = operands.slice_tokens(start, operands.tokens)
             entering = state[:, dropped] if start == 0 else np.zeros_like(state[:, dropped])
             S[dropped] = self.engine.summarise(_heads(tail, dropped), self.options, entering, transition=False).S[0]
@@ -229,7 +229,7 @@ class Step:
             D[kept] = self.engine.summarise_backward(_heads(operands, kept), self.options, d_out[:, kept],
                                                      d_state[:, kept])[0]
         if len(dropped):
-            stop = _warmup_stop(operands, self.back, dropped)
+            stop = warmup_stop(operands, self.back, dropped)
             head = operands.slice_tokens(0, stop)
             leaving = d_state[:, dropped] if stop == operands.tokens else np.zeros_like(d_state[:, dropped])
             D[dropped] = self.engine.summarise_backward(_heads(head, dropped), self.options, d_out[:stop][:, dropped],
@@ -261,13 +261,13 @@ class Step:
         operands, options = group.operands, self.options
         entering = np.linalg.norm(boundary[dropped].reshape(len(dropped), -1).astype("f8"), axis=1)
         if backward:
-            stop = _warmup_stop(operands, decision, dropped)
+            stop = warmup_stop(operands, decision, dropped)
             warmup = operands.slice_tokens(0, stop)
             rest = operands.slice_tokens(stop, operands.tokens)
             norm = decay.gradient_norm_bound(_heads(rest, dropped), options, self.d_outs["left"][stop:][:, dropped],
                                              entering)
         else:
-            start = _warmup_start(operands, decision, dropped)
+            start = warmup_start(operands, decision, dropped)
             warmup = operands.slice_tokens(start, operands.tokens)
             rest = operands.slice_tokens(0, start)
             norm = decay.state_norm_bound(_heads(rest, dropped), options, entering)
@@ -304,11 +304,12 @@ def _heads(operands, heads):
     return operands if len(heads) == operands.value_heads else operands.take_heads(heads)
 
 
-def _warmup_start(operands, decision, dropped):
+def warmup_start(operands, decision, dropped):
     """First token of the warm-up: the longest that any dropped head asks for."""
     chunks = -(-operands.tokens // CHUNK)
     return (chunks - int(decision.num_warmup[dropped].max())) * CHUNK
 
 
-def _warmup_stop(operands, decision, dropped):
+def warmup_stop(operands, decision, dropped):
+    """The token behind the warm-up at the start of a piece, of the same length."""
     return min(int(decision.num_warmup[dropped].max()) * CHUNK, operands.tokens)

@@ -12,6 +12,7 @@ from kda_engine.affine import Affine
 from kda_engine.engines.host import HostEngine
 from kda_engine.layout import CHUNK
 from mpi_runner.report import accumulate_bounds
+from mpi_runner.step import warmup_start, warmup_stop
 
 
 def piece_of(case):
@@ -89,6 +90,43 @@ def test_per_channel_sums_are_no_bound(beta, norm):
     assert per_channel < 5e-5 < measured
     operands, _ = layout.pack(None, k, np.zeros((4, 1, 1)), g, np.full((4, 1), beta), None, None, None, "log")
     assert measured <= math.exp(decay.token_bounds_sum(operands, options)[0]) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("beta, k", [(1.0, 2.0), (0.5, 3.0), (2.5, 1.0), (-0.5, 1.0)])
+def test_the_bound_counts_what_makes_a_token_expand(beta, k):
+    """With one channel the map is the number e^l (1 - beta k^2), and the bound its size."""
+    options = kda.Options(gate="log", beta="value", qk_l2norm=False)
+    given = (np.full((1, 1, 1), k), np.zeros((1, 1, 1)), np.full((1, 1, 1), -0.3), np.full((1, 1), beta))
+    operands, _ = layout.pack(None, *given, None, None, None, "log")
+    M = kda.summarize(*given, options=options, engine="reference").M
+    assert np.isclose(decay.token_bounds(operands, options)[0, 0], np.log(abs(M[0, 0, 0, 0])), rtol=1e-12)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
+def test_the_warm_up_is_the_shortest_below_the_tolerance(tolerance, backward):
+    case = cases.make("heads-differ", dtype="f8", tokens=603)
+    options = kda.Options(**{**case.options.to_dict(), "tolerance": tolerance})
+    decision = decay.decide(piece_of(case), options, backward)
+    assert not decision.fallback.all() and len(set(decision.num_warmup)) > 1
+    starts = np.arange(0, 603, CHUNK)
+    chunks = np.add.reduceat(decay.token_bounds(piece_of(case), options), starts, axis=0)
+    sums = np.cumsum(chunks if backward else chunks[::-1], axis=0)
+    for head in np.flatnonzero(~decision.fallback):
+        warmup = decision.num_warmup[head]
+        assert sums[warmup - 1, head] < math.log(tolerance)
+        assert warmup == 1 or sums[warmup - 2, head] >= math.log(tolerance)
+        assert np.isclose(decision.log_norm[head], sums[warmup - 1, head], rtol=1e-12)
+    assert np.all(sums[-1, decision.fallback] >= math.log(tolerance))
+
+
+def test_the_warm_up_of_several_heads_is_the_longest():
+    piece = piece_of(cases.make("ordinary", tokens=70))
+    decision = decay.Decision(np.array([1, 3, 5]), np.array([False, False, True]), np.zeros(3))
+    assert warmup_start(piece, decision, np.array([0, 1])) == 2 * CHUNK
+    assert warmup_stop(piece, decision, np.array([0, 1])) == 3 * CHUNK
+    # The last chunk is a short one.
+    assert warmup_start(piece, decision, np.array([2])) == 0 and warmup_stop(piece, decision, np.array([2])) == 70
 
 
 @pytest.mark.parametrize("name", ["strong", "ordinary", "grouped-heads", "expanding", "thousands"])

@@ -5,6 +5,7 @@ Argument: a folder for files.
 """
 
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -39,6 +40,9 @@ def check(exact, certified, rows):
     for direction, which, towards in (("forward", 0, 1), ("backward", 1, -1)):
         for row in (r for r in rows if r["direction"] == direction):
             dropped += row["fallback"].count(False)
+            for head, log_norm in enumerate(row["log_norm"]):
+                if not row["fallback"][head] and not log_norm < math.log(TOLERANCE):
+                    wrong.append(f"{direction} head {head} of rank {row['rank']}: dropped at log norm {log_norm}")
             # The boundary that this row's piece feeds: that of the next rank along the sequence.
             fed = [r["rank"] for r in rows if r["direction"] != direction and r["sequence"] == row["sequence"]
                    and (r["rank"] - row["rank"]) * towards > 0]
