@@ -101,6 +101,20 @@ def test_what_cannot_be_judged(made):
     assert check("--output", output, golden.parent / "none.h5") == GOLDEN
 
 
+def test_many_goldens_are_a_line_each_and_a_table_where_one_fails(made, capsys):
+    golden, results = made
+    files = [golden.parent / name for name in ("a.h5", "b.h5", "c.h5")]
+    case = read_golden(golden).case
+    for path, factor in zip(files, (1, 1.5, 1)):
+        write_golden(path, case, read_golden(golden).results | {"grads/dk": results["grads/dk"] * np.float32(factor)}, {})
+    assert check("--engine", "numpy", *files) == MISMATCH
+    lines = capsys.readouterr().out.splitlines()
+    told = {name: [line for line in lines if name in line] for name in ("a.h5", "b.h5", "c.h5")}
+    assert told["a.h5"][0].endswith("  ok") and "10 tensors, largest error" in told["c.h5"][0]
+    assert [line.split()[0] for line in lines if "FAIL" in line] == ["grads/dk"] and len(lines) == 1 + 13 + 1 + 1
+    assert lines[-1] == "2 of 3 goldens pass"
+
+
 def test_json_holds_every_metric(made, capsys):
     golden, results = made
     results["outputs/out"][70, 1, 2] += 1

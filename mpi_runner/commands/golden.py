@@ -13,6 +13,7 @@ from kda_engine.errors import InputError
 from kda_engine.hdf5.golden import GoldenError, upgrade_golden
 from kda_engine.hdf5.manifest import read_manifest, record
 
+from ..colour import paint
 from ..difference_table import as_json, failure_row, render, table_row
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
 from ..goldens import making
@@ -132,8 +133,8 @@ def upgrade_goldens(args):
 
 def _check(args, source):
     """Judge all goldens, tell what was found; the exit code (on ranks beside the first it means nothing)."""
-    judgements = []
-    for path in _paths(args.files):
+    judgements, paths = [], _paths(args.files)
+    for path in paths:
         judgement = source.judge(path, args.tier)
         if judgement is None:
             continue
@@ -141,7 +142,9 @@ def _check(args, source):
         if judgement.error is not None:
             _complain(judgement.error)
         elif not args.json:
-            print(_text(judgement))
+            print(_line(judgement) if judgement.passed and len(paths) > 1 else _text(judgement))
+    if len(paths) > 1 and not args.json:
+        print(f"{sum(judgement.passed for judgement in judgements)} of {len(paths)} goldens pass")
     if launched_rank() == 0:
         _write_reports(args, judgements)
     if any(judgement.error is not None for judgement in judgements):
@@ -165,6 +168,14 @@ def _write_reports(args, judgements):
             write(path, judgements)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _line(judgement):
+    """A golden that passes, beside others: the tensor with the largest error."""
+    worst = max(judgement.verdicts, key=lambda verdict: verdict.difference.relative)
+    return (f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}: {len(judgement.verdicts)} "
+            f"tensors, largest error {worst.difference.relative:.2e} of {worst.tolerance:.0e} ({worst.name})  "
+            + paint("ok", "green"))
 
 
 def _text(judgement):
