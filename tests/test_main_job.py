@@ -86,7 +86,7 @@ def test_certified_skip_stays_within_the_bounds_it_reports(folder, ranks):
     result = result_of(launch(ranks, TESTS / "mpi" / "decay_skip.py", folder))
     assert result["failures"] == []
     assert result["looked_at"] > 100
-    for name in ("strong", "heads-differ"):
+    for name in ("strong", "heads-differ", "one-sided"):
         assert result["dropped"][name] > 0, f"{name}: nothing was dropped, so nothing was shown"
     for name in ("relay", "alternating", "alternating-reflecting", "weak", "repeat"):
         assert result["fallbacks"][name], name

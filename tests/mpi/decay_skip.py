@@ -8,6 +8,7 @@ import json
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -17,6 +18,7 @@ from mpi.all_cases import random_cuts, write_case
 
 from kda_engine import cases
 from kda_engine.hdf5.results import ResultFile
+from kda_engine.layout import CHUNK
 from mpi_runner.job import Job
 from mpi_runner.main_job import run_job
 from mpi_runner.session import Session
@@ -26,6 +28,17 @@ TOLERANCE = 1e-6
 # Long enough that a share holds a warm-up, where the ordinary size does not.
 LONGER = {"strong": {"tokens": 1500}, "thousands": {"tokens": 300}, "saturated": {"tokens": 600},
           "heads-differ": {"tokens": 600}, "ordinary": {"tokens": 600}, "relay": {"tokens": 256}}
+
+
+def one_sided():
+    """Shares of three chunks (on four ranks), some expanding first and decaying last: certified in one direction only."""
+    case = cases.make("expanding", dtype="f8", tokens=12 * CHUNK)
+    k = case.k * (2**0.5 / np.linalg.norm(case.k, axis=-1, keepdims=True))
+    decays = np.repeat(np.array([0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]), CHUNK)
+    # A token's bound: -1.5 + log(1.4), or log(1.4); one decaying chunk alone is below the tolerance, a share is not.
+    g = np.zeros_like(case.g) - 1.5 * decays[:, None, None]
+    return replace(case, k=k, g=g, beta=np.full_like(case.beta, 1.2), A_log=None, dt_bias=None,
+                   options=replace(case.options, gate="log"))
 
 
 def boundaries(path):
@@ -65,8 +78,8 @@ def main(folder):
     random_source = random.Random(1)
     failures, looked_at, dropped, fallbacks = [], 0, {}, {}
     with Session(timeout=60) as session:
-        for name in cases.names():
-            case = cases.make(name, dtype="f8", **LONGER.get(name, {}))
+        problems = {name: cases.make(name, dtype="f8", **LONGER.get(name, {})) for name in cases.names()}
+        for name, case in {**problems, "one-sided": one_sided()}.items():
             if int(case.lengths.sum()) == 0:
                 continue
             for cuts in (None, random_cuts(case.lengths, session.size, random_source)):
