@@ -31,7 +31,7 @@ LONGER = {"strong": {"tokens": 1500}, "thousands": {"tokens": 300}, "saturated":
 
 
 def one_sided():
-    """Shares of three chunks (on four ranks), some expanding first and decaying last: certified in one direction only."""
+    """Shares of three chunks on four ranks, some expanding first and decaying last: certified in one direction."""
     case = cases.make("expanding", dtype="f8", tokens=12 * CHUNK)
     k = case.k * (2**0.5 / np.linalg.norm(case.k, axis=-1, keepdims=True))
     decays = np.repeat(np.array([0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]), CHUNK)
