@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import kda_engine as kda
 from kda_engine.bench import clocks, host, table
 from kda_engine.bench.host import Host
 from kda_engine.bench.record import CONTROL, OURS, make_record, read_record
@@ -87,9 +88,39 @@ def test_a_result_that_fails_its_check_is_not_timed(tmp_path, capsys, monkeypatc
     path = tmp_path / "record.json"
     assert bench("--shape", "20x1", "--samples", 2, "--output", path) == 1
     row, = read_record(path)["rows"]
-    assert "samples" not in row and not row["error"] <= row["allowed"]
+    assert "samples" not in row and (row["error"] is None if wrong != wrong else row["error"] > row["allowed"])
     out = capsys.readouterr().out
     assert "Failed their check" in out and "not timed" in out and "| ms |" not in out
+
+
+def test_a_peer_is_measured_in_turn_and_its_distance_shown(tmp_path, capsys, monkeypatch):
+    """One that computes the half: its time is shown beside an error that no reader will miss."""
+    def half(inputs, cu_seqlens, options):
+        return lambda: (0.5 * kda.forward(**inputs, cu_seqlens=cu_seqlens, options=options, engine="numpy").out[None],)
+
+    monkeypatch.setattr(Host, "peers", lambda self: {"half": half})
+    path = tmp_path / "record.json"
+    assert bench("--shape", "20x1", "--samples", 2, "--output", path) == 0
+    row, = read_record(path)["rows"]
+    assert set(row["samples"]) == {OURS, CONTROL, "half"} and row["peer_errors"]["half"] == pytest.approx(0.5)
+    assert "half ms | half / ours | half from ours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factor, code", [(1.0, 0), (1.01, 1)])
+def test_a_replayed_graph_is_checked_too(tmp_path, monkeypatch, factor, code):
+    """With a stand-in for the graph, whose arrays hold what the replay wrote."""
+    class Replay:
+        def __init__(self, call):
+            self.result = call()
+
+        def __call__(self):
+            self.result.out[:] *= factor
+
+    monkeypatch.setattr(Host, "capture", lambda self, call: Replay(call))
+    path = tmp_path / "record.json"
+    assert bench("--shape", "20x1", "--graph", "--samples", 2, "--output", path) == code
+    row, = read_record(path)["rows"]
+    assert row["case"]["launch"] == "graph" and ("samples" in row) == (code == 0)
 
 
 def test_a_wrong_summary_is_not_timed(tmp_path, monkeypatch):

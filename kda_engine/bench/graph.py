@@ -4,7 +4,10 @@ import cupy
 
 
 class Replay:
-    """Called, it launches all kernels of `call` again on the same arrays, at the cost of one launch for the host."""
+    """Called, it launches all kernels of `call` again on the same arrays, at the cost of one launch for the host.
+
+    result: what `call` returned; its arrays are written by every replay.
+    """
 
     def __init__(self, call):
         # What is found out, compiled or uploaded once must not become part of the graph.
@@ -15,7 +18,7 @@ class Replay:
         self._pool = cupy.cuda.MemoryPool()
         with stream, cupy.cuda.using_allocator(self._pool.malloc):
             stream.begin_capture()
-            call()
+            self.result = call()
             self._graph = stream.end_capture()
 
     def __call__(self):

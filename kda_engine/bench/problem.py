@@ -1,5 +1,6 @@
 """What one row of an engine's benchmark measures: a shape and a gate regime on a machine, its work, and its check."""
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,7 @@ class Problem:
         self.machine, self.name, self.regime, self.shape = machine, name, regime, parse(name)
         self.options = Options(tolerance=tolerance)
         self.inputs = draw(self.shape, regime, dtype=machine.dtype, module=machine.module)
+        self._errors = {}
 
     @cached_property
     def gradients(self):
@@ -65,7 +67,16 @@ class Problem:
         return results | vars(api.backward(fwd, **few(self.gradients))) if what == BOTH else results
 
     def error(self, what):
-        """The largest error of any result of FORWARD or BOTH on the checked heads."""
+        """The largest error of any result of FORWARD or BOTH on the checked heads; found out once."""
+        if what not in self._errors:
+            self._errors[what] = self._find_error(what)
+        return self._errors[what]
+
+    def distance(self, out):
+        """How far somebody else's out is from ours, on the checked heads."""
+        return compare(*(pick_heads("out", x, self.checked_heads) for x in (out, self.forward().out)))
+
+    def _find_error(self, what):
         fwd = self.forward(save=what == BOTH)
         found = {"out": fwd.out, "final_state": fwd.final_state}
         if what == BOTH:
@@ -76,16 +87,17 @@ class Problem:
 
 
 def start_row(problem, what, cold, graph, error):
-    """A row with all but its measurements."""
+    """A row with all but its measurements; an error that is no finite number becomes None."""
     options, machine = problem.options, problem.machine
     case = {"what": what, "shape": problem.name, "regime": problem.regime, "engine": machine.engine,
             "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
-    return {"case": case, "problem": problem.describe(), "error": error, "allowed": tolerance_for(machine.dtype)}
+    return {"case": case, "problem": problem.describe(), "error": error if math.isfinite(error) else None,
+            "allowed": tolerance_for(machine.dtype)}
 
 
 def passed(row):
-    """Whether the row's result may be timed; a NaN never may."""
-    return row["error"] <= row["allowed"]
+    """Whether the row's result may be timed."""
+    return row["error"] is not None and row["error"] <= row["allowed"]
 
 
 def pick_heads(name, x, heads):

@@ -5,7 +5,8 @@ A record is plain JSON:
     format, format_version, mode ("engine" or "collectives"), provenance, machine
     ceilings    what the machine was measured to reach: bandwidth (bytes/s), matrix_rate (FLOP/s); engine runs only
     rows        one per measured case: {"case": what identifies it, "problem": what it consisted of,
-                "error", "allowed", "samples": side -> seconds, ...}; a case that failed its check has no samples
+                "error" (None: not finite), "allowed", "samples": side -> seconds, ...}; a case that failed its check
+                has no samples
 """
 
 import json
@@ -44,8 +45,8 @@ def read_record(path):
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise InputError(f"{path}: expected a benchmark record, got something else")
-    if record["format_version"] != FORMAT_VERSION:
-        raise InputError(f"{path}: expected a record of version {FORMAT_VERSION}, got {record['format_version']}")
+    if record.get("format_version") != FORMAT_VERSION:
+        raise InputError(f"{path}: expected version {FORMAT_VERSION} of the record, got {record.get('format_version')}")
     return record
 
 

@@ -13,7 +13,7 @@ def markdown(record):
     """The page: where it comes from, one table of the record's mode, what failed its check."""
     table = {"engine": _engine, "collectives": _collectives, "scaling": _scaling}[record["mode"]]
     timed = [row for row in record["rows"] if "samples" in row]
-    failed = [f"- {case_name(row)}: error {row['error']:.1e}, allowed {row['allowed']:.0e}: not timed"
+    failed = [f"- {case_name(row)}: error {_error(row)}, allowed {row['allowed']:.0e}: not timed"
               for row in record["rows"] if "samples" not in row]
     parts = [_origin(record), table(record, timed)] if timed else [_origin(record)]
     if failed:
@@ -114,6 +114,10 @@ def _kernels(rows):
     cells = [[case_name(row), name, *_time(taken)]
              for row in rows for name, taken in row.get("kernels", {}).items()]
     return _table(["case", "kernel", "ms", "spread"], cells) if cells else ""
+
+
+def _error(row):
+    return "not finite" if row["error"] is None else f"{row['error']:.1e}"
 
 
 def _time(samples):

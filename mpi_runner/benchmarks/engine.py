@@ -15,6 +15,7 @@ from kda_engine.errors import InputError
 
 from ..environment import cpu_model
 from ..exit_codes import MISMATCH, PASS
+from ..launched import launched_rank
 from ..provenance import provenance
 
 # What is measured when nothing is said: the shape that the NumPy engine's target is set on; every shape of the GPU's.
@@ -53,6 +54,9 @@ def add_outputs(parser):
 
 def main(args):
     """Measure, print, write. Raises InputError."""
+    if launched_rank() > 0:
+        # Several at once would only disturb each other.
+        return PASS
     names, regimes = shape_names(args), args.regime or DEFAULTS[args.engine][1]
     check_samples(args)
     if args.graph and args.backward:
