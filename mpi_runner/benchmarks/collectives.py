@@ -7,7 +7,7 @@ from kda_engine.errors import InputError
 from ..environment import cpu_model
 from ..exit_codes import MISMATCH, PASS
 from ..provenance import provenance
-from .engine import add_outputs, check_samples, finish
+from .engine import add_outputs, check_common, finish
 
 PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi")
 
@@ -29,7 +29,7 @@ def add(modes):
 
 def main(args):
     """Measure on all ranks, print and write on the first. Raises InputError."""
-    check_samples(args)
+    check_common(args)
     if min(args.heads) < 1:
         raise InputError(f"heads: expected at least 1, got {min(args.heads)}")
     # MPI starts with these imports; a wrong command line is told before.

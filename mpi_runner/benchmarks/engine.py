@@ -2,6 +2,7 @@
 
 import sys
 from itertools import product
+from pathlib import Path
 
 from kda_engine.bench.engine import Setting, measure_problem
 from kda_engine.bench.host import TARGET_RATE, TARGET_SECONDS, Host
@@ -54,13 +55,13 @@ def add_outputs(parser):
 
 def main(args):
     """Measure, print, write. Raises InputError."""
+    names, regimes = shape_names(args), args.regime or DEFAULTS[args.engine][1]
+    check_common(args)
+    if args.graph and args.backward:
+        raise InputError("graph: expected the forward alone, got --backward too")
     if launched_rank() > 0:
         # Several at once would only disturb each other.
         return PASS
-    names, regimes = shape_names(args), args.regime or DEFAULTS[args.engine][1]
-    check_samples(args)
-    if args.graph and args.backward:
-        raise InputError("graph: expected the forward alone, got --backward too")
     machine = make_machine(args.engine)
     peers = machine.peers() if args.peers is None else args.peers
     for name in peers:
@@ -94,10 +95,12 @@ def shape_names(args):
     return names or DEFAULTS[args.engine][0]
 
 
-def check_samples(args):
-    """Raises InputError for options that would only fail after the measurement."""
+def check_common(args):
+    """The options of every mode that measures. Raises InputError before work is lost to it."""
     if args.samples < 2:
         raise InputError(f"samples: expected at least 2, got {args.samples}")
+    if args.output is not None and not Path(args.output).absolute().parent.is_dir():
+        raise InputError(f"output: expected a name in a folder that exists, got {args.output}")
     if args.plot is not None:
         require_matplotlib()
 

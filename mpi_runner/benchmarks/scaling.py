@@ -9,7 +9,7 @@ from kda_engine.bench.shapes import REGIMES, parse
 from ..exit_codes import MISMATCH, PASS
 from ..job import CHOICES, NOT_BUILT
 from .collectives import mpi_provenance
-from .engine import DEFAULTS, add_outputs, check_samples, finish, make_machine
+from .engine import DEFAULTS, add_outputs, check_common, finish, make_machine
 
 # The strategies that are built.
 SCANS = tuple(scan for scan in CHOICES["scan"] if scan not in ("auto", *NOT_BUILT["scan"]))
@@ -36,7 +36,7 @@ def add(modes):
 
 def main(args):
     """Measure on all ranks, print and write on the first. Raises InputError."""
-    check_samples(args)
+    check_common(args)
     parse(args.shape)
     # MPI starts with these imports; a wrong command line is told before.
     from ..session import Session
