@@ -62,7 +62,7 @@ BROKEN = {
     "NaN in d_out": (set_at("d_out", (5, 1, 2), np.nan), ["--check-finite"], ("in.h5", "/inputs/d_out", "finite")),
     "unknown attribute": (edit(lambda f: f["inputs"].attrs.__setitem__("gate", "tanh")), [], ("in.h5", "gate", "tanh")),
     "not HDF5": (lambda path: path.write_text("no file of this kind"), [], ("in.h5", "HDF5")),
-    "truncated": (truncate, [], ("in.h5",)),
+    "truncated": (truncate, [], ("in.h5", "a truncated one")),
     "format version": (edit(lambda f: f.attrs.__setitem__("format_version", 99)), [], ("in.h5", "version", "99")),
     "contradiction": (lambda path: None, ["--gate", "softplus"], ("in.h5", "gate", "softplus")),
     "link to nothing": (edit(lambda f: replace(f, "k", h5py.SoftLink("/elsewhere"))), [],

@@ -79,7 +79,7 @@ def _what_it_is(path, error):
     # HDF5 speaks of its superblock ("sblock") where a file is cut short, so that is asked first.
     if "truncated" in str(error):
         return f"a truncated one ({error})"
-    if "lock" in str(error):
+    if "unable to lock" in str(error):
         return f"one that is open for writing elsewhere, or cannot be locked ({error})"
     if not head.startswith(b"\x89HDF"):
         return "something else" if head else "an empty file"
