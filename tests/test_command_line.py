@@ -80,6 +80,9 @@ def test_colour_on_terminals_only(monkeypatch):
     assert colour.paint("ok", "green") == "\033[32mok\033[0m" and colour.paint("", None) == ""
     monkeypatch.setenv("NO_COLOR", "1")
     assert colour.paint("ok", "green") == "ok"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert colour.paint("ok", "green") == "ok"
 
 
 def test_a_check_on_a_terminal_is_coloured():
