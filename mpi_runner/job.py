@@ -77,13 +77,17 @@ class Job:
         """The scan that is used: "serial" or "allgather"."""
         return "allgather" if self.scan == "auto" else self.scan
 
-    def options(self, of_file):
-        """The file's Options with this run's decay skip. Raises InputError where the job contradicts the file."""
+    def options(self, of_file, K):
+        """The file's Options with this run's decay skip. Raises InputError where the job contradicts the file.
+
+        K: the key size, on which a scale that was left out depends.
+        """
         for name, value in self.expected.items():
             # Through Options, so that the value is checked and both sides have one type.
-            said = getattr(Options(**{name: value}), name)
-            if said != getattr(of_file, name):
-                raise InputError(f"{name}: {self.input} says {getattr(of_file, name)!r}, the job says {said!r}")
+            meant = lambda options: options.scale_for(K) if name == "scale" else getattr(options, name)
+            said, found = meant(Options(**{name: value})), meant(of_file)
+            if said != found:
+                raise InputError(f"{name}: {self.input} says {found!r}, the job says {said!r}")
         return replace(of_file, decay_skip=self.decay_skip, tolerance=self.tolerance)
 
     def to_dict(self):

@@ -48,7 +48,7 @@ class _Run:
 
     def __init__(self, session, job, source, clock, cuts):
         self.session, self.job, self.source, self.clock = session, job, source, clock
-        self.options = session.together(lambda: job.options(source.options))
+        self.options = session.together(lambda: job.options(source.options, source.K))
         session.together(self._check_job)
         self.segments = partition(source.cu_seqlens, session.size, cuts)
         self.segment = self.segments[session.rank]

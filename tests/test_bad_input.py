@@ -188,6 +188,13 @@ def test_the_command_line_wins_over_the_job_file(files):
         assert '"engine": "numpy"' in report and "grads/dq" in file
 
 
+def test_saying_the_default_scale_agrees_with_a_file_without_one(files, capsys):
+    source, output = files
+    run = lambda scale: main(["run", str(source), str(output), "--engine", "numpy", "--force", "--scale", str(scale)])
+    assert run(0.25) == PASS, "1 / sqrt(16)"
+    assert run(0.5) == USAGE and "scale" in capsys.readouterr().err
+
+
 def test_a_dry_run_writes_nothing(files, capsys):
     source, output = files
     assert main(["run", str(source), str(output), "--backward", "--engine", "numpy", "--dry-run"]) == PASS
