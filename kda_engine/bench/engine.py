@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .problem import FORWARD, passed, start_row
+from .problem import FORWARD, finite, passed, start_row
 from .record import CONTROL, OURS
 from .stages import measure_stages
 
@@ -42,8 +42,9 @@ def _measure(problem, what, setting):
     if setting.graph:
         call = machine.capture(call)
         call()
-        if not problem.distance(call.result.out) <= row["allowed"]:
-            return {**row, "error": None}
+        row["error"] = finite(problem.distance(call.result.out))
+        if not passed(row):
+            return row
     calls = {OURS: call, CONTROL: machine.control()}
     if what == FORWARD and setting.peers:
         row["peer_errors"] = {}

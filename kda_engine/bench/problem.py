@@ -87,12 +87,17 @@ class Problem:
 
 
 def start_row(problem, what, cold, graph, error):
-    """A row with all but its measurements; an error that is no finite number becomes None."""
+    """A row with all but its measurements."""
     options, machine = problem.options, problem.machine
     case = {"what": what, "shape": problem.name, "regime": problem.regime, "engine": machine.engine,
             "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
-    return {"case": case, "problem": problem.describe(), "error": error if math.isfinite(error) else None,
+    return {"case": case, "problem": problem.describe(), "error": finite(error),
             "allowed": tolerance_for(machine.dtype)}
+
+
+def finite(error):
+    """The error, None where it is no finite number: JSON has no other."""
+    return error if math.isfinite(error) else None
 
 
 def passed(row):
