@@ -65,7 +65,10 @@ class FakeComm:
 def test_only_a_positive_answer_makes_a_library_cuda_aware(kinds, query, aware, monkeypatch):
     monkeypatch.setattr(cuda_awareness, "_query", lambda: query)
     found = cuda_awareness.cuda_awareness(FakeComm(kinds))
-    assert found["cuda_aware"] is aware and found["told_by"]
+    assert found["cuda_aware"] is aware
+    said_by_kinds = aware and kinds is not None and "cuda" in kinds
+    assert found["told_by"].startswith("mpi_memory_alloc_kinds=" if said_by_kinds else
+                                       "nobody" if query is None else f"MPIX_Query_cuda_support={int(query)}")
 
 
 def test_the_library_here_is_asked(capsys):

@@ -162,6 +162,12 @@ def test_serial_ranks_work_while_they_wait():
     assert predicted([0, 64, 96], 2, "serial", False) == pytest.approx(14.4 + 3 + 4.8)
 
 
+def test_a_state_leaves_as_soon_as_its_piece_is_done():
+    # Rank 1 does 48 of sequence 1 (14.4 s) and hands on, before it waits for sequence 0 (22.2 s) and does 16 of it.
+    # Rank 2 has the state at 17.4 s and does 64 of sequence 1.
+    assert predicted([0, 80, 192], 3, "serial", False) == pytest.approx(14.4 + 3 + 19.2)
+
+
 def test_rounds():
     assert [rounds("allgather", ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
     assert rounds("exscan", 8) == 3 and rounds("heads", 8) == 2

@@ -7,7 +7,8 @@ import pytest
 
 import kda_engine as kda
 from kda_engine.arrays import BFLOAT16
-from kda_engine.compare import Comparison, block_starts, compare, difference, tolerance_for
+from kda_engine.compare import (TIERS, Comparison, block_starts, compare, difference, first_bad, tier_of, tolerance_for,
+                                tolerances_of)
 from kda_engine.hdf5 import matching
 from kda_engine.hdf5.results import ResultFile, ResultWriter
 from mpi_runner.commands import compare as command
@@ -190,3 +191,40 @@ def test_a_tolerance_that_is_no_number_is_refused(tmp_path):
     for tolerance in ("-1", "nan"):
         with pytest.raises(kda.InputError, match="tolerance"):
             run(a, a, f"--tolerance={tolerance}")
+
+
+def test_the_first_bad_value():
+    b = normal(5, 2, 3)
+    b[4, 1, 2] = 10
+    a = b.copy()
+    assert first_bad(a, b, 0.0) is None and first_bad(a[:0], b[:0], 0.0) is None
+    # The limit is a share of the largest value: 0.01 of 10.
+    a[1, 0, 2] += 0.0999
+    assert first_bad(a, b, 0.01) is None
+    a[3, 1, 0] -= 0.1001
+    assert first_bad(a, b, 0.01) == (3, 1, 0)
+    a[2, 0, 1] = np.nan
+    assert first_bad(a, b, 0.01) == (2, 0, 1)
+
+
+def test_tiers():
+    assert tier_of("float32", BFLOAT16) == tier_of("float16") == "bf16" and tier_of("float32", "float64") == "tight"
+    for dtype in ("float64", "float32", "float16", BFLOAT16):
+        for repeated in (False, True):
+            found = tolerances_of(dtype, repeated)
+            assert tuple(found) == TIERS and found["bitwise"] == 0
+            assert found[tier_of(dtype)] == tolerance_for(dtype, repeated)
+    assert tolerances_of("float32")["bf16"] == tolerance_for(BFLOAT16)
+    assert tolerances_of("float16")["tight"] == tolerance_for("float32")
+
+
+def test_blocks_are_those_of_the_difference():
+    b = normal(10, 2, 3)
+    a = b.copy()
+    a[4:7, 1] *= 1.5
+    comparison = Comparison()
+    comparison.add(a, b, starts=[0, 4, 7])
+    rows, errors = comparison.blocks()
+    assert rows.tolist() == [0, 4, 7] and errors.shape == (3, 2)
+    assert errors[1, 1] == pytest.approx(0.5) == comparison.result().worst and np.count_nonzero(errors) == 1
+    assert Comparison().blocks() == (None, None)

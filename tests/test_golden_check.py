@@ -17,6 +17,7 @@ from kda_engine.hdf5.golden import read_golden, write_golden
 from kda_engine.hdf5.results import write_results
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS, USAGE
+from mpi_runner.goldens import sources
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -64,8 +65,15 @@ def test_a_forward_alone_is_judged_as_one(made, capsys):
     write_results(golden.parent / "out.h5", outputs, {})
     assert check("--output", golden.parent / "out.h5", golden) == PASS
     assert "holds no gradients; 8 of the golden's were not looked at" in capsys.readouterr().out
-    # An engine of our own has to give all of them.
     assert judged(golden, {"outputs/out": results["outputs/out"]}, capsys) == (MISMATCH, ["outputs/final_state"])
+
+
+def test_an_engine_of_our_own_has_to_give_gradients(made, monkeypatch, capsys):
+    golden, results = made
+    outputs = {name: x for name, x in results.items() if name.startswith("outputs/")}
+    monkeypatch.setattr(sources, "evaluate", lambda case, engine: outputs)
+    assert check("--engine", "numpy", golden) == MISMATCH
+    assert capsys.readouterr().out.count("absent in the results of engine numpy") == 8
 
 
 def test_16_bit_results_are_judged_as_such(made, capsys):
