@@ -76,8 +76,9 @@ def test_recorded_commands_make_the_same_golden(file, tmp_path, monkeypatch):
         assert compare(made.results[name], x) <= (1e-12 if x.dtype == np.float64 else 1e-7), name
 
 
-def test_the_numpy_engine_passes_them_all(capsys):
-    assert run("check", "--engine", "numpy", "--json") == PASS
+@pytest.mark.parametrize("engine", ["numpy", "reference"])
+def test_engines_pass_them_all(engine, capsys):
+    assert run("check", "--engine", engine, "--json") == PASS
     told = json.loads(capsys.readouterr().out)
     assert [Path(one["file"]).name for one in told] == FILES
     assert all(one["pass"] and len(one["tensors"]) >= 8 for one in told)
