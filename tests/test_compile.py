@@ -3,6 +3,7 @@
 `python -m tests.test_compile` renews docs/kernels/resources.md.
 """
 
+import os
 import re
 import sys
 from collections import defaultdict
@@ -42,7 +43,7 @@ def compiled(architecture):
         code, log = build.compile_file(kernel.file, chosen.defines, architecture)
         return code, build.resources(log)[kernel.name]
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return dict(zip(jobs(target), pool.map(compile_one, jobs(target))))
 
 
