@@ -103,10 +103,9 @@ class Comparison:
         self._elements += b.size
 
     def blocks(self):
-        """(first row of each block [n], relative error of each block and head [n,heads]); (None, None) without blocks.
-        """
+        """(first row of each block [n], relative error of each block and head [n,heads]); None without blocks."""
         if not self._blocks:
-            return None, None
+            return None
         rows, errors, sizes, elements = (np.concatenate(part) for part in zip(*self._blocks))
         average = self._size * np.sqrt(elements / max(self._elements, 1))
         with np.errstate(invalid="ignore"):
@@ -117,8 +116,9 @@ class Comparison:
         with np.errstate(invalid="ignore"):
             relative, peak = self._error / max(self._size, 1e-30), self._peak_error / max(self._peak, 1e-30)
         worst, worst_at = relative, None
-        rows, ratios = self.blocks()
-        if rows is not None:
+        blocks = self.blocks()
+        if blocks is not None:
+            rows, ratios = blocks
             # NaN counts as the worst there is.
             block, head = np.unravel_index(int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios))), ratios.shape)
             worst, worst_at = ratios[block, head], (int(rows[block]), int(head))

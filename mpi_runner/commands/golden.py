@@ -13,13 +13,12 @@ from kda_engine.errors import InputError
 from kda_engine.hdf5.golden import GoldenError, upgrade_golden
 from kda_engine.hdf5.manifest import read_manifest, record
 
-from ..colour import paint
-from ..difference_table import as_json, failure_row, render, table_row
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
 from ..goldens import making
 from ..goldens.heat_map import write_heat_map
 from ..goldens.junit import write_junit
 from ..goldens.sources import File, OneProcess, Ranks, read_listed
+from ..goldens.telling import as_json, as_line, as_table
 from ..launched import launched, launched_rank
 
 # The goldens that come with the source tree: beside the packages, or where the installed program is called.
@@ -142,7 +141,7 @@ def _check(args, source):
         if judgement.error is not None:
             _complain(judgement.error)
         elif not args.json:
-            print(_line(judgement) if judgement.passed and len(paths) > 1 else _text(judgement))
+            print(as_line(judgement) if judgement.passed and len(paths) > 1 else as_table(judgement))
     if len(paths) > 1 and not args.json:
         print(f"{sum(judgement.passed for judgement in judgements)} of {len(paths)} goldens pass")
     if launched_rank() == 0:
@@ -160,7 +159,7 @@ def _check(args, source):
 
 def _write_reports(args, judgements):
     if args.json:
-        print(json.dumps([_json(judgement) for judgement in judgements], indent=1))
+        print(json.dumps([as_json(judgement) for judgement in judgements], indent=1))
     for path, write in ((args.junit, write_junit), (args.plot, write_heat_map)):
         if path is None:
             continue
@@ -168,34 +167,6 @@ def _write_reports(args, judgements):
             write(path, judgements)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _line(judgement):
-    """A golden that passes, beside others: the tensor with the largest error."""
-    worst = max(judgement.verdicts, key=lambda verdict: verdict.difference.relative)
-    return (f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}: {len(judgement.verdicts)} "
-            f"tensors, largest error {worst.difference.relative:.2e} of {worst.tolerance:.0e} ({worst.name})  "
-            + paint("ok", "green"))
-
-
-def _text(judgement):
-    rows = [failure_row(v.name, v.why) if v.difference is None
-            else table_row(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
-            for v in judgement.verdicts]
-    lines = [f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}", render(rows)]
-    if judgement.skipped:
-        lines.append(f"{judgement.by} holds no gradients; {len(judgement.skipped)} of the golden's were not looked at")
-    return "\n".join(lines) + "\n"
-
-
-def _json(judgement):
-    if judgement.error is not None:
-        return {"file": judgement.path, "error": judgement.error}
-    tensors = [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
-               else as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
-               for v in judgement.verdicts]
-    return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "tier": judgement.tier,
-            "pass": judgement.passed, "skipped": list(judgement.skipped), "tensors": tensors}
 
 
 def _complain(error):

@@ -1,5 +1,4 @@
-"""Errors as a picture: a row of panels a golden, a panel a tensor, heads against blocks of 64 tokens. Needs matplotlib.
-"""
+"""Errors as a picture: a row of panels a golden, a panel a tensor, heads against blocks. Needs matplotlib."""
 
 import os
 
@@ -16,7 +15,7 @@ def write_heat_map(path, judgements):
     """Write a PNG, PDF or SVG, by the name's ending. Raises InputError for another one, and OSError."""
     from matplotlib.figure import Figure
 
-    shown = [judgement for judgement in judgements if any(verdict.blocks for verdict in judgement.verdicts)]
+    shown = [judgement for judgement in judgements if any(v.blocks is not None for v in judgement.verdicts)]
     figure = Figure(figsize=(1.5 + 2.1 * len(TOKEN_RESULTS), 1.2 + 1.25 * max(1, len(shown))), layout="constrained")
     panels = figure.subplots(max(1, len(shown)), len(TOKEN_RESULTS), squeeze=False)
     for row in panels:
@@ -26,7 +25,7 @@ def write_heat_map(path, judgements):
     for row, judgement in zip(panels, shown):
         for panel, name in zip(row, TOKEN_RESULTS):
             for verdict in judgement.verdicts:
-                if verdict.name == name and verdict.blocks is not None and verdict.blocks[0] is not None:
+                if verdict.name == name and verdict.blocks is not None:
                     image = _panel(panel, verdict)
         row[0].text(-0.3, 0.5, f"{os.path.basename(judgement.path)}\n{judgement.tier}", transform=row[0].transAxes,
                     fontsize=8, ha="right", va="center")

@@ -1,0 +1,35 @@
+"""Judgements in words and as JSON."""
+
+from .. import difference_table
+from ..colour import paint
+
+
+def as_line(judgement):
+    """A golden that passes, beside others: the tensor with the largest error."""
+    worst = max(judgement.verdicts, key=lambda verdict: verdict.difference.relative)
+    return (f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}: {len(judgement.verdicts)} "
+            f"tensors, largest error {worst.difference.relative:.2e} of {worst.tolerance:.0e} ({worst.name})  "
+            + paint("ok", "green"))
+
+
+def as_table(judgement):
+    """A golden, tensor by tensor."""
+    rows = [difference_table.failure_row(v.name, v.why) if v.difference is None
+            else difference_table.table_row(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+            for v in judgement.verdicts]
+    head = f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}"
+    lines = [head, difference_table.render(rows)]
+    if judgement.skipped:
+        lines.append(f"{judgement.by} holds no gradients; {len(judgement.skipped)} of the golden's were not looked at")
+    return "\n".join(lines) + "\n"
+
+
+def as_json(judgement):
+    """The same as JSON values."""
+    if judgement.error is not None:
+        return {"file": judgement.path, "error": judgement.error}
+    tensors = [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
+               else difference_table.as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+               for v in judgement.verdicts]
+    return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "tier": judgement.tier,
+            "pass": judgement.passed, "skipped": list(judgement.skipped), "tensors": tensors}
