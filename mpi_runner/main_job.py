@@ -114,10 +114,7 @@ class _Run:
         return report
 
     def _take_to_engine(self):
-        """Everything per token to where the engine works; one rank of a node builds what all of them need."""
-        if self.session.node.rank == 0:
-            self.engine.build()
-        self.session.exchange.wait(self.session.node.Ibarrier(), "building the engine on this node")
+        """Everything per token to where the engine works."""
         self.share = Share.of(self.segment, self.engine.take(self.share.operands))
         if self.job.backward:
             self.d_out = self.engine.take_array(self.d_out)

@@ -46,7 +46,7 @@ def describe(run, result, input_digest):
     session, phases = run.session, run.clock.so_far()
     mine = {
         "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
-        "device": run.engine.device_name(),
+        "device": session.device,
         "tokens": [run.segment.start, run.segment.stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},

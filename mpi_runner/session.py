@@ -1,6 +1,7 @@
 """A job's life on one rank: MPI, signals, agreement between ranks, and one way out for every kind of failure."""
 
 import os
+import platform
 import signal
 import socket
 import sys
@@ -47,6 +48,8 @@ class Session:
         self.exchange = Exchange(self.comm, self.poll, timeout)
         self.code = 0
         self.on_poll = lambda: None
+        # What computes on this rank, for reports.
+        self.device = f"{platform.machine()} CPU"
         self._signal = None
         self._parent = os.getppid()
 
@@ -124,6 +127,7 @@ class Session:
 
         device = cupy.cuda.Device(self.device_number(cupy.cuda.runtime.getDeviceCount()))
         device.use()
+        self.device = cupy.cuda.runtime.getDeviceProperties(device.id)["name"].decode()
         taken = self.node.allgather(device.pci_bus_id)
         if len(set(taken)) < len(taken) and not oversubscribe:
             raise InputError(f"ranks: expected a GPU for each of the {len(taken)} ranks on {socket.gethostname()}, got "

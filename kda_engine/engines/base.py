@@ -4,7 +4,6 @@ Per-token results come back in the type of the matching input (out as v, dq as q
 matrices in `operands.state_dtype` and [N,HV,K,V] order, parameter gradients in float64.
 """
 
-import platform
 from dataclasses import dataclass, replace
 
 from ..gate import Gradients
@@ -38,13 +37,6 @@ class Engine:
 
     def __init__(self, poll=lambda: None):
         self.poll = poll
-
-    def device_name(self):
-        """What computes, for reports."""
-        return f"{platform.machine()} CPU"
-
-    def build(self):
-        """Compile ahead of the first call whatever this engine compiles, where other processes find it."""
 
     def take_array(self, x):
         """x where this engine computes."""
