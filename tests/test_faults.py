@@ -1,6 +1,7 @@
 """Faults in the middle of a distributed run: it ends soon, with a code; no output, an older output untouched."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -65,8 +66,7 @@ def test_a_killed_rank_ends_the_job(files):
 def test_a_signal_stops_the_job(files, number, ranks):
     source, output = files
     job = start(ranks, WORKER, "slow", source, output)
-    for _ in range(ranks):
-        assert "waiting" in job.stdout.readline()
+    waiting(job, ranks)
     began = time.monotonic()
     os.kill(job.pid, number)
     returned, _, err = finish(job, SECONDS)
@@ -78,12 +78,23 @@ def test_a_signal_stops_the_job(files, number, ranks):
 def test_a_launcher_killed_outright_leaves_nothing_behind(files):
     source, output = files
     job = start(2, WORKER, "slow", source, output)
-    ranks = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+    ranks = waiting(job, 2)
     os.kill(job.pid, signal.SIGKILL)
     returned, _, _ = finish(job, SECONDS)
     assert returned != 0
     wait_for(lambda: not any(alive(rank) for rank in ranks), SECONDS)
     untouched(output)
+
+
+def waiting(job, ranks):
+    """The process numbers of so many ranks, once all of them wait; the launcher may mix their lines."""
+    text, found = "", []
+    while len(found) < ranks:
+        line = job.stdout.readline()
+        assert line, f"the job ended early: {text}"
+        text += line
+        found = [int(number) for number in re.findall(r"waiting (\d+);", text)]
+    return found
 
 
 def alive(pid):

@@ -28,7 +28,7 @@ def misbehave(fault, rank):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def slow_forward(self, *arguments):
-        print("waiting", os.getpid(), flush=True)
+        print(f"waiting {os.getpid()};", flush=True)
         while True:
             self.poll()
             time.sleep(0.01)
