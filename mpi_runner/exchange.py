@@ -22,11 +22,15 @@ class ExchangeTimeout(RuntimeError):
 
 
 class Exchange:
-    """Transfers over one communicator. sent: bytes this rank handed to others, counted as the algorithm needs them."""
+    """Transfers over one communicator. sent: bytes this rank handed to others, counted as the algorithm needs them.
 
-    def __init__(self, comm, poll=lambda: None, timeout=600.0):
+    timeout: the longest wait, in seconds, counted from the last sign of life of all ranks; last_sign() says when that
+    was, on the monotonic clock.
+    """
+
+    def __init__(self, comm, poll=lambda: None, timeout=600.0, last_sign=lambda: 0.0):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.poll, self.timeout = poll, timeout
+        self.poll, self.timeout, self._last_sign = poll, timeout, last_sign
         self.sent = 0
         self._under_way = None
 
@@ -37,11 +41,12 @@ class Exchange:
 
     def wait(self, request, what):
         """Until the request is done. Raises ExchangeTimeout, or whatever `poll` raises."""
-        deadline, pause = time.monotonic() + self.timeout, 0.0
+        begin, pause = time.monotonic(), 0.0
         while not request.Test():
             self.poll()
-            if time.monotonic() > deadline:
-                raise ExchangeTimeout(f"{what}: not finished within {self.timeout:g} s on rank {self.rank}")
+            if time.monotonic() > max(begin, self._last_sign()) + self.timeout:
+                raise ExchangeTimeout(f"{what}: not finished on rank {self.rank}, and some rank has given no sign of "
+                                      f"life for {self.timeout:g} s")
             time.sleep(pause)
             pause = min(pause + 2e-6, 1e-3)
 

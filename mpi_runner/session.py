@@ -14,12 +14,16 @@ from kda_engine.errors import InputError
 
 from .exchange import Exchange, ExchangeTimeout
 from .exit_codes import INTERNAL, STOPPED, USAGE
+from .heartbeat import Heartbeat
 
 # How long a stopping rank waits for the others before it ends the job on its own.
 STOP_SECONDS = 3.0
 
 # Time for the launcher to pass on the last words of a rank that ends the job.
 FORWARDING_SECONDS = 0.5
+
+# Between two signs of life of all ranks, where the time limit leaves room for as much.
+HEARTBEAT_SECONDS = 2.0
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -45,7 +49,8 @@ class Session:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.control = self.comm.Dup()
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.exchange = Exchange(self.comm, self.poll, timeout)
+        self.heartbeat = Heartbeat(self.comm.Dup())
+        self.exchange = Exchange(self.comm, self.poll, timeout, lambda: self.heartbeat.seen)
         self.code = 0
         self.on_poll = lambda: None
         # What computes on this rank, for reports.
@@ -60,6 +65,8 @@ class Session:
     def __exit__(self, kind, error, trace):
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if error is None or isinstance(error, AgreedError):
+            self.heartbeat.finish(lambda joined: self.exchange.largest(joined, "ending the job"))
         if error is None or isinstance(error, SystemExit):
             return False
         if isinstance(error, AgreedError):
@@ -81,6 +88,7 @@ class Session:
     def poll(self):
         """Keeps transfers moving; raises Stopped once a signal has come or the launcher has died."""
         self.exchange.progress()
+        self.heartbeat.beat(min(HEARTBEAT_SECONDS, self.exchange.timeout / 4))
         self.on_poll()
         # Some launchers leave their ranks behind when they are killed outright.
         if self.size > 1 and os.getppid() != self._parent:

@@ -11,7 +11,7 @@ from launcher import TESTS, finish, memory_folder, start, wait_for
 from mpi.all_cases import write_case
 
 from kda_engine import cases
-from mpi_runner.exit_codes import INTERNAL, STOPPED, USAGE
+from mpi_runner.exit_codes import INTERNAL, PASS, STOPPED, USAGE
 
 # A job must be gone so many seconds after it was hit.
 SECONDS = 25
@@ -44,7 +44,7 @@ def untouched(output, leftovers=False):
     ("raise-root-writing", INTERNAL, "planted fault in writing"),
     ("disk", INTERNAL, "File too large"),
     ("bad-row", USAGE, "planted checksum failure"),
-    ("silent", STOPPED, "not finished within 3 s"),
+    ("silent", STOPPED, "no sign of life for 3 s"),
 ])
 def test_a_failing_rank_ends_the_job(files, fault, code, text):
     source, output = files
@@ -52,6 +52,13 @@ def test_a_failing_rank_ends_the_job(files, fault, code, text):
     assert returned == code, err
     assert text in err
     untouched(output, leftovers=fault == "raise-writing")
+
+
+def test_a_rank_that_works_longer_than_the_time_limit_is_waited_for(files):
+    source, output = files
+    returned, _, err = finish(start(3, WORKER, "busy", source, output), SECONDS)
+    assert returned == PASS, err
+    assert output.read_bytes() != b"older"
 
 
 def test_a_killed_rank_ends_the_job(files):

@@ -24,7 +24,7 @@ def add(subparsers):
     parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
     switch("oversubscribe", "allow several ranks on one GPU")
     parser.add_argument("--exchange-timeout", type=float, metavar="S",
-                        help="longest wait for other ranks, seconds (600)")
+                        help="longest wait without a sign of life of all ranks, seconds (600)")
     switch("dry-run", "check everything, print the plan, compute nothing")
     parser.add_argument("--config", metavar="JOB.toml", help="the same options from a file; the command line wins")
     switch("force", "replace an existing output")

@@ -2,7 +2,8 @@
 
 Faults: raise (rank 1 raises in its forward), kill (rank 1 kills itself there), raise-writing (rank 1 raises while it
 hands its rows over), raise-root-writing (rank 0 raises then), disk (files may not grow past 64 KiB on rank 0), bad-row
-(rank 1 finds its rows unreadable), slow (every rank waits in its forward; for signals), silent (rank 1 never joins).
+(rank 1 finds its rows unreadable), slow (every rank waits in its forward; for signals), silent (rank 1 never joins),
+busy (rank 1 works for 5 s where the time limit is 1 s).
 """
 
 import os
@@ -22,6 +23,8 @@ from mpi_runner.session import Session
 
 def misbehave(fault, rank):
     """Put the fault in place on this rank."""
+    forward = HostEngine.forward
+
     def failing_forward(self, *arguments):
         if fault == "raise":
             raise RuntimeError("planted fault in forward")
@@ -32,6 +35,13 @@ def misbehave(fault, rank):
         while True:
             self.poll()
             time.sleep(0.01)
+
+    def busy_forward(self, *arguments):
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            self.poll()
+            time.sleep(0.01)
+        return forward(self, *arguments)
 
     def failing_slabs(self):
         raise RuntimeError("planted fault in writing")
@@ -49,12 +59,14 @@ def misbehave(fault, rank):
         InputFile.read = failing_read
     elif fault == "disk" and rank == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
+    elif fault == "busy" and rank == 1:
+        HostEngine.forward = busy_forward
     elif fault == "silent" and rank == 1:
         HostEngine.forward = lambda self, *arguments: time.sleep(120)
 
 
 def main(fault, source, output):
-    timeout = 3.0 if fault == "silent" else 600.0
+    timeout = {"silent": 3.0, "busy": 1.0}.get(fault, 600.0)
     with Session() as session:
         misbehave(fault, session.rank)
         run_job(session, Job.resolve({"input": source, "output": output, "backward": True, "force": True,
