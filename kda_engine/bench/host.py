@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from ..engines.host import CHUNK_LENGTH, thread_count
 from ..errors import InputError
@@ -53,9 +54,17 @@ class Host:
         return 2 * size**3 / median(self.measure({"product": lambda: a @ b}, samples, cold=False)["product"])
 
     def control(self):
-        """A call that is always the same work: how long it takes tells how fast the machine is just now."""
-        x = np.ones((CONTROL_SIZE, CONTROL_SIZE), "f4")
-        return lambda: x @ x
+        """A call that is always the same work: how long it takes tells how fast the machine is just now.
+
+        On one thread: the BLAS's other threads would go on spinning into the call that is measured next.
+        """
+        x, blas = np.ones((CONTROL_SIZE, CONTROL_SIZE), "f4"), ThreadpoolController()
+
+        def product():
+            with blas.limit(limits=1):
+                x @ x
+
+        return product
 
     def measure(self, calls, samples, cold):
         """Seconds of every sample of each call, by the same names, the calls in turn.
