@@ -1,5 +1,6 @@
 """Starts programs under mpirun for tests, and gives them files on memory where that is possible."""
 
+import atexit
 import os
 import shutil
 import signal
@@ -35,10 +36,17 @@ def launch(ranks, *command, timeout=300, environment=None):
 
 
 def start(ranks, *command, environment=None):
-    """The same, not waited for; in a process group of its own."""
+    """The same, not waited for; in a process group of its own, which does not outlive the tests."""
     started = [mpirun(), "-n", str(ranks), sys.executable, *map(str, command)]
-    return subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=_environment(environment), start_new_session=True)
+    process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=_environment(environment), start_new_session=True)
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def finish(process, seconds):
