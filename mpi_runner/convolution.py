@@ -4,13 +4,13 @@ A sequence that was cut needs its previous W-1 tokens, which may lie on several 
 reads them from the input file; backward the halo's gradient goes to whoever owns those tokens and is added there.
 """
 
-
 from dataclasses import replace
 
 import numpy as np
 
+from kda_engine.api import short_conv
 from kda_engine.arrays import array_module, to_host
-from kda_engine.conv import short_conv, short_conv_backward
+from kda_engine.conv import short_conv_backward
 
 CHANNELS = ("q", "k", "v")
 
