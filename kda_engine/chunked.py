@@ -5,9 +5,8 @@ Arrays are [..., C, K] or [..., C, V]; leading axes (chunks, heads) are batch ax
 Decay between two tokens of a chunk is never formed as a difference of cumulative sums. The chunk is halved again
 and again; for rows i of a second half and columns j of its first half, the exponent from j to i is
 prefix_i (from the second half's start up to i) + suffix_j (after j to the first half's end). Both are sums of log
-decays of one sign, at most 0, so nothing cancels, nothing overflows, and -inf is as good as any other value. They are
-kept as their exponentials, factors of at most 1 that grow by multiplication: one exponential a value, not one a level.
-The adjoint runs the same halving backwards, so each log decay receives exactly the pairs that span it.
+decays of one sign, at most 0, so nothing cancels, nothing overflows, and -inf is as good as any other value. The
+adjoint runs the same halving backwards, so each log decay receives exactly the pairs that span it.
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ def prepare(q, k, log_decay, beta):
     module = array_module(k)
     lead, (C, K) = k.shape[:-2], k.shape[-2:]
     rows = 1 if q is None else 2
-    into, out_of = module.exp(log_decay), module.ones_like(log_decay)
+    prefix, suffix = log_decay.copy(), module.zeros_like(log_decay)
     # Diagonal blocks of G, P and N at the current half size, [..., blocks, h, h].
     N = module.ones(lead + (C, 1, 1), k.dtype)
     G = module.zeros_like(N)
@@ -69,8 +68,8 @@ def prepare(q, k, log_decay, beta):
     h = 1
     while h < C:
         halves = lambda x: x.reshape(lead + (C // (2 * h), 2, h) + x.shape[-1:])
-        into_halves, out_of_halves = halves(into), halves(out_of)
-        level = Level(into_halves[..., 1, :, :].copy(), out_of_halves[..., 0, :, :].copy())
+        prefix_halves, suffix_halves = halves(prefix), halves(suffix)
+        level = Level(module.exp(prefix_halves[..., 1, :, :]), module.exp(suffix_halves[..., 0, :, :]))
         columns = halves(k)[..., 0, :, :] * level.columns
         stacked = module.empty(lead + (C // (2 * h), rows, h, K), k.dtype)
         module.multiply(halves(k)[..., 1, :, :], level.rows, out=stacked[..., 0, :, :])
@@ -85,10 +84,12 @@ def prepare(q, k, log_decay, beta):
         if q is not None:
             P = _join(P, pairs[..., h:, :])
         levels.append(level)
-        # The sums grow by additions only: a second half starts behind its first, a first ends before its second.
-        into_halves[..., 1, :, :] *= into_halves[..., 0, -1:, :]
-        out_of_halves[..., 0, :, :] *= level.rows[..., -1:, :]
+        # Grow the sums by additions only: a second half starts behind its first, a first ends before its second.
+        second_total = prefix_halves[..., 1, -1:, :].copy()
+        prefix_halves[..., 1, :, :] += prefix_halves[..., 0, -1:, :]
+        suffix_halves[..., 0, :, :] += second_total
         h *= 2
+    into, out_of = module.exp(prefix), module.exp(suffix)
     square = lambda x: None if x is None else x.reshape(lead + (C, C))
     return Chunk(
         q=q, k=k, beta=beta, into=into, out_of=out_of,

@@ -247,3 +247,12 @@ def test_backward_twice_gives_the_same():
     first, second = (kda.backward(fwd, case.d_out, case.d_final_state) for _ in range(2))
     for name, value in vars(first).items():
         assert np.array_equal(value, getattr(second, name)), name
+
+
+def test_a_long_memory_keeps_float32s_digits():
+    """Decay of a thousandth over thousands of tokens: what is rounded once a chunk must not be rounded once a token."""
+    case = cases.make("log-value", tokens=2000, dtype="float32")
+    case = replace(case, g=np.full_like(case.g, -1e-3), beta=np.full_like(case.beta, 0.01))
+    computed, expected = run(case, "numpy"), run(upcast(case), "reference")
+    names = ("out", "final_state", "d_initial_state")
+    assert_close({name: computed[name] for name in names}, {name: expected[name] for name in names}, 1.4e-6)
