@@ -190,14 +190,12 @@ def state_out(state, state_layout):
 
 
 def gradient_in(name, gradient, operands, packing):
-    """d_out as packed [T,HV,V]; raises InputError when shape, type or side do not fit."""
+    """d_out, which lies where the operands do, as packed [T,HV,V]; raises InputError when shape or type do not fit."""
     gradient = as_float_array(name, gradient)
     expected = (operands.tokens, operands.value_heads, operands.V)
     shown = packing.unpack(operands.v).shape
     if gradient.shape != shown:
         raise InputError(f"{name}: expected shape {shown}, got {gradient.shape}")
-    if array_module(gradient) is not array_module(operands.k):
-        raise InputError(f"{name}: expected an array on the same side as k, got {type(gradient)}")
     return gradient.reshape(expected)
 
 

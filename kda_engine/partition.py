@@ -43,6 +43,11 @@ class Segment:
         return self.pieces[-1] if self.pieces and self.pieces[-1].to_right else None
 
     @property
+    def cu_seqlens(self):
+        """The pieces' bounds counted from the segment's start, NumPy int64 [pieces + 1]."""
+        return np.array([0] + [p.stop - self.start for p in self.pieces], dtype=np.int64)
+
+    @property
     def started(self):
         """Sequences whose first token (or whole emptiness) is here, a range."""
         return self._sequences([p for p in self.pieces if not p.from_left])

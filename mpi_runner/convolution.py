@@ -25,7 +25,6 @@ class ShareConvolution:
     def __init__(self, conv, segments, rank, cu_seqlens, raw, halos):
         self.conv, self.segments, self.segment = conv, segments, segments[rank]
         self.cu_seqlens, self.raw, self.halos = cu_seqlens, raw, halos
-        self.local = np.array([0] + [p.stop - self.segment.start for p in self.segment.pieces], dtype=np.int64)
 
     @classmethod
     def read(cls, source, segments, rank, take_array):
@@ -47,7 +46,7 @@ class ShareConvolution:
     def forward(self, name):
         """q, k or v: the convolution's output, shaped and typed as its input."""
         return short_conv(self.raw[name], self.conv.weights[name], self.conv.biases.get(name), self.conv.activation,
-                          self.local, self.halos[name])
+                          self.segment.cu_seqlens, self.halos[name])
 
     def backward(self, name, dy, exchange):
         """(gradient of the raw input, of the weights, of the bias or None); the last two of this share alone.
@@ -58,7 +57,7 @@ class ShareConvolution:
         wide = np.dtype("f8" if raw.dtype == np.float64 else "f4")
         dx, dweight, dbias, dhalo = short_conv_backward(
             dy.astype(wide), raw.astype(wide), self.conv.weights[name], self.conv.biases.get(name),
-            self.conv.activation, self.local, self.halos[name])
+            self.conv.activation, self.segment.cu_seqlens, self.halos[name])
         W, channels = dhalo.shape[1] + 1, dhalo.shape[2]
         spans = [halo_tokens(segment, self.cu_seqlens, W) for segment in self.segments]
         lengths = [(last - first) * channels for first, last in spans]

@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import ThreadpoolController
 
@@ -16,7 +15,7 @@ from kda_engine.hdf5.version import hdf5_version
 from kda_engine.version import VERSION
 
 from .cuda_awareness import cuda_awareness
-from .provenance import ROOT
+from .provenance import ROOT, package_version
 from .resources import memory_available
 
 PACKAGES = ("numpy", "ml_dtypes", "h5py", "mpi4py", "mpich", "openmpi", "safetensors", "threadpoolctl", "cupy-cuda13x",
@@ -39,7 +38,7 @@ def describe(mpi=None):
         "cpu": {"model": cpu_model(), "cores": os.cpu_count(), "usable": len(os.sched_getaffinity(0)),
                 "threads": thread_count()},
         "memory": {"available_bytes": memory_available()},
-        "packages": {name: _installed(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
         "blas": [{key: pool.get(key) for key in ("internal_api", "version", "num_threads", "architecture")}
                  for pool in ThreadpoolController().info()],
         "hdf5": hdf5_version(),
@@ -47,13 +46,6 @@ def describe(mpi=None):
         "gpu": _gpu(),
         "engine_auto": "cuda" if cuda_usable() else "numpy",
     }
-
-
-def _installed(package):
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def cpu_model():
@@ -67,9 +59,14 @@ def cpu_model():
 
 def mpi_library(comm):
     """{"library": its own name and version, "cuda_aware": bool, "told_by": text} behind an mpi4py communicator."""
+    return {"library": mpi_version(), **cuda_awareness(comm)}
+
+
+def mpi_version():
+    """The MPI library's own name and version; MPI must have been started."""
     from mpi4py import MPI
 
-    return {"library": MPI.Get_library_version().split("\n")[0].strip("\0 "), **cuda_awareness(comm)}
+    return MPI.Get_library_version().split("\n")[0].strip("\0 ")
 
 
 def _ask_mpi():

@@ -52,13 +52,14 @@ class _Run:
         session.together(self._check_job)
         self.segments = partition(source.cu_seqlens, session.size, cuts)
         self.segment = self.segments[session.rank]
+        self.threads = session.threads()
         self.engine = session.together(self._make_engine)
         self._check_resources()
 
     def _make_engine(self):
         if self.job.engine in ("auto", "cuda") and cuda_usable():
             self.session.use_device(self.job.oversubscribe)
-        return make_engine(self.job.engine, self.session.poll, self.session.threads())
+        return make_engine(self.job.engine, self.session.poll, self.threads)
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):

@@ -8,6 +8,7 @@ from mpi4py import MPI
 from kda_engine.hdf5.opening import digest
 from kda_engine.hdf5.version import hdf5_version
 
+from .environment import mpi_version
 from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.
@@ -45,7 +46,7 @@ def describe(run, result, input_digest):
     """
     session, phases = run.session, run.clock.so_far()
     mine = {
-        "rank": session.rank, "host": MPI.Get_processor_name(), "threads": session.threads(),
+        "rank": session.rank, "host": MPI.Get_processor_name(), "threads": run.threads,
         "device": session.device,
         "tokens": [run.segment.start, run.segment.stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
@@ -65,7 +66,7 @@ def describe(run, result, input_digest):
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
         "devices": sorted({row["device"] for row, _ in rows}),
-        "mpi_library": MPI.Get_library_version().splitlines()[0].strip("\x00 "),
+        "mpi_library": mpi_version(),
         "hdf5": hdf5_version(),
     }
 

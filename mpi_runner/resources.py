@@ -7,7 +7,6 @@ import numpy as np
 
 from kda_engine.engines.host import CHUNK_LENGTH
 
-
 # What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
 FIXED_BYTES = 192 << 20
 
@@ -18,21 +17,27 @@ class ResourceError(RuntimeError):
 
 def output_bytes(sizes, dtypes, backward):
     """Bytes of the output's tensors; sizes with T, H, HV, K, V, N; dtypes by input name."""
-    T, H, HV, K, V, N = sizes.T, sizes.H, sizes.HV, sizes.K, sizes.V, sizes.N
-    state = N * HV * K * V * state_bytes(dtypes)
-    total = T * HV * V * dtypes["v"].itemsize + state
-    if backward:
-        width = {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
-        total += sum(T * count * dtypes[name].itemsize for name, count in width.items()) + state
-    return total
+    state = sizes.N * sizes.HV * sizes.K * sizes.V * state_bytes(dtypes)
+    total = sizes.T * _widths(sizes)["v"] * dtypes["v"].itemsize + state
+    return total + sizes.T * token_bytes(sizes, dtypes) + state if backward else total
+
+
+def token_bytes(sizes, dtypes):
+    """Bytes of one token of q, k, v, g and beta, or of their gradients."""
+    return sum(width * dtypes[name].itemsize for name, width in _widths(sizes).items())
+
+
+def _widths(sizes):
+    """Values of one token by tensor."""
+    H, HV, K, V = sizes.H, sizes.HV, sizes.K, sizes.V
+    return {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
 
 
 def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
     """About the most memory that one rank of a NumPy engine takes for `tokens` of its own."""
-    H, HV, K, V = sizes.H, sizes.HV, sizes.K, sizes.V
-    width = {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
-    inputs = sum(tokens * count * dtypes[name].itemsize for name, count in width.items())
-    out = tokens * HV * V * dtypes["v"].itemsize
+    HV, K, V, width = sizes.HV, sizes.K, sizes.V, _widths(sizes)
+    inputs = tokens * token_bytes(sizes, dtypes)
+    out = tokens * width["v"] * dtypes["v"].itemsize
     state = HV * K * V * state_bytes(dtypes)
     boundary = ranks * HV * K * (K + V) * state_bytes(dtypes)
     total = inputs + out + 2 * pieces * state + boundary

@@ -10,6 +10,7 @@ import traceback
 
 from mpi4py import MPI
 
+from kda_engine.engines.host import threads_asked_for
 from kda_engine.errors import InputError
 
 from .exchange import Exchange, ExchangeTimeout
@@ -114,10 +115,9 @@ class Session:
         return result
 
     def threads(self):
-        """Threads for this rank: the cores it may run on, shared with the ranks of its node that may run there too."""
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        if given.isdigit() and int(given) > 0:
-            return int(given)
+        """Collective within the node. Threads for this rank: the cores it may run on, shared with the ranks of its node that may run there too."""
+        if threads_asked_for() is not None:
+            return threads_asked_for()
         mine = os.sched_getaffinity(0)
         sharing = sum(bool(mine & other) for other in self.node.allgather(mine))
         return max(1, len(mine) // sharing)

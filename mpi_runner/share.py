@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from kda_engine.layout import Operands
 
 
@@ -38,7 +36,7 @@ class Share:
     @classmethod
     def of(cls, segment, operands):
         """operands: the segment's tokens, packed from 0; their cu_seqlens is replaced by the pieces'."""
-        bounds = [0] + [p.stop - segment.start for p in segment.pieces]
+        bounds = segment.cu_seqlens
         count = len(segment.pieces)
         first = 1 if segment.left is not None else 0
         last = count - 1 if segment.right is not None and segment.right is not segment.left else count
@@ -46,10 +44,11 @@ class Share:
         def group(a, b):
             if a >= b:
                 return None
-            local = np.array(bounds[a : b + 1], dtype=np.int64) - bounds[a]
-            return Group(operands.slice_tokens(bounds[a], bounds[b], local), a, b, bounds[a], bounds[b])
+            local = bounds[a : b + 1] - bounds[a]
+            start, stop = int(bounds[a]), int(bounds[b])
+            return Group(operands.slice_tokens(start, stop, local), a, b, start, stop)
 
-        whole = operands.slice_tokens(0, operands.tokens, np.array(bounds, dtype=np.int64))
+        whole = operands.slice_tokens(0, operands.tokens, bounds)
         return cls(whole, group(0, first), group(first, last), group(last, count))
 
     @property

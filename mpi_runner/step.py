@@ -250,7 +250,9 @@ class Step:
             "log_norm": decision.log_norm.tolist(), "bound": [0.0] * HV, "log_transition": [0.0] * HV,
         }
         if self.options.skip == "certified":
-            whole = decay.token_bounds_sum(operands, self.options)
+            # A rule that looked at every token for every head has this sum already.
+            whole = (decision.log_norm if decision.fallback.all()
+                     else decay.token_bounds_sum(operands, self.options))
             row["log_transition"] = whole.tolist()
             if len(dropped):
                 row["bound"] = self._bound(group, decision, dropped, boundary, backward).tolist()

@@ -32,7 +32,7 @@ MUTATIONS = {
     "the halo gradient is dropped": ("mpi_runner/convolution.py", "if here < there:", "if False:"),
     "one rank's sequence offsets are wrong": (
         "mpi_runner/share.py", "- bounds[a]\n",
-        "- bounds[a]\n            local[1:] = np.minimum(local[1:] + (segment.rank == 1), local[-1])\n"),
+        "- bounds[a]\n            local[1:] = (local[1:] + (segment.rank == 1)).clip(max=local[-1])\n"),
 }
 
 

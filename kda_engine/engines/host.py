@@ -38,10 +38,15 @@ class Halted(Exception):
     """Another task failed or the caller stopped the work; never seen outside."""
 
 
+def threads_asked_for():
+    """OMP_NUM_THREADS as a number, None where it is not set to one."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) > 0 else None
+
+
 def thread_count():
     """Threads this process may use: OMP_NUM_THREADS where set, else the cores it may run on."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else len(os.sched_getaffinity(0))
+    return threads_asked_for() or len(os.sched_getaffinity(0))
 
 
 class HostEngine(Engine):
