@@ -1,4 +1,4 @@
-"""How a variable-length problem is dealt to the chain kernel: pieces of sequences, and what is carried to the cuts."""
+"""How a variable-length problem is dealt to the chain kernels: pieces of sequences, and what is carried to the cuts."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,10 +24,15 @@ EXPECTED_WARMUP = 48
 # Shorter pieces do not pay for their transition.
 LEAST_PIECE = 8
 
-# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu).
+# Chunks of a tile, the unit of what the chains leave for the gradients; sequences are cut between tiles only.
+TILE_CHUNKS = 2
+TILE_TOKENS = TILE_CHUNKS * CHUNK
+
+# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu, tile/gradient_tile.cuh).
 _PIECE = np.dtype([("first_token", "<i8"), ("tokens", "<i4"), ("carried", "<i4"), ("state_in", "<i4"),
-                   ("state_out", "<i4"), ("unused", "<i8")])
+                   ("state_out", "<i4"), ("first_tile", "<i8")])
 _CUT = np.dtype([("token", "<i8"), ("chunks", "<i4"), ("unused", "<i4")])
+_TILE = np.dtype([("token", "<i8"), ("tokens", "<i4"), ("unused", "<i4")])
 _STATE, _TRANSITION = 0, 1
 _NOWHERE = -(2**31)
 
@@ -46,7 +51,8 @@ class ChainPlan:
 
     columns: value columns of a block of the forward. forward: the pieces to work through for outputs, longest first.
     before: what is carried to the cuts first, None where nothing is cut. slots: states carried to cuts. chains: the
-    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie.
+    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie. tiles: all tiles in
+    order. backward: the same slots the other way round.
     summary: the pieces whose states and transitions make up every sequence; summary_states: those of the states only.
     summary_slots, summary_chains: likewise. first_slots, last_slots: of each sequence in the summary, None where each
     sequence is one piece and its slot has its number.
@@ -64,6 +70,26 @@ class ChainPlan:
     summary_chains: Table | None
     first_slots: object
     last_slots: object
+    tiles: Table
+    backward: "BackwardPlan"
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Tables of the backward of one problem. A slot holds the gradient of the state at its cut.
+
+    sweep: the pieces to work through, longest first; first: of those, the sequences' first ones. before: what is carried
+    to the cuts first, None where nothing is cut. transitions: those of the pieces between two cuts, each in the slot
+    before it; chains: the fold over each cut sequence, from its last slot to its first; both None where no sequence has
+    two cuts. cuts: where the slots lie.
+    """
+
+    sweep: Table
+    first: Table
+    before: Table | None
+    transitions: Table | None
+    chains: Table | None
+    cuts: Table | None
 
 
 def make_chain_plan(cu_seqlens, value_heads, multiprocessors, certified):
@@ -80,44 +106,74 @@ def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
     counts = -(-np.diff(cu_seqlens) // CHUNK)
     length, columns = choose(counts, value_heads, multiprocessors, certified)
     pieces = _Pieces(cu_seqlens, counts, length)
-    inner = ~pieces.last
-    slots = int(inner.sum())
-    own = np.cumsum(inner) - 1
-    before = None
-    if slots:
-        enters = np.where(pieces.first, -1 - pieces.sequence, _NOWHERE)
-        before = _longest_first(
-            pieces.rows(inner, _STATE, enters, own), pieces.rows(inner & ~pieces.first, _TRANSITION, _NOWHERE, own))
-    every = np.arange(len(pieces.first))
-    enters = np.where(pieces.first, -1 - pieces.sequence, _NOWHERE)
+    first, last = pieces.first, pieces.last
+    slots = int((~last).sum())
+    behind = np.cumsum(~last) - 1
+    every = np.arange(len(first))
+    begins, ends = -1 - pieces.sequence, -1 - pieces.sequence
+    enters = np.where(first, begins, _NOWHERE)
     states = pieces.rows(every >= 0, _STATE, enters, every)
     transitions = pieces.rows(every >= 0, _TRANSITION, _NOWHERE, every)
     return ChainPlan(
         columns=columns,
         forward=_longest_first(pieces.rows(
-            every >= 0, _STATE, np.where(pieces.first, -1 - pieces.sequence, own - inner),
-            np.where(pieces.last, -1 - pieces.sequence, _NOWHERE))),
-        before=before,
+            every >= 0, _STATE, np.where(first, begins, behind - ~last), np.where(last, ends, _NOWHERE))),
+        before=_longest_first(
+            pieces.rows(~last, _STATE, enters, behind),
+            pieces.rows(~last & ~first, _TRANSITION, _NOWHERE, behind)) if slots else None,
         slots=slots,
-        chains=_chains(own[pieces.first & inner], pieces.counts[pieces.counts > 1] - 2),
-        cuts=_upload(pieces.cuts(inner)) if slots else None,
+        chains=_chains(behind[first & ~last], pieces.counts[pieces.counts > 1] - 2),
+        cuts=_upload(pieces.cuts(~last, pieces.first_token + pieces.tokens, pieces.chunks)) if slots else None,
         summary=_longest_first(states, transitions),
         summary_states=_longest_first(states),
         summary_slots=len(every),
-        summary_chains=_chains(every[pieces.first], pieces.counts - 1),
-        first_slots=None if len(every) == len(counts) else cupy.asarray(every[pieces.first]),
-        last_slots=None if len(every) == len(counts) else cupy.asarray(every[pieces.last]),
+        summary_chains=_chains(every[first], pieces.counts - 1),
+        first_slots=None if len(every) == len(counts) else cupy.asarray(every[first]),
+        last_slots=None if len(every) == len(counts) else cupy.asarray(every[last]),
+        tiles=_tiles(cu_seqlens),
+        backward=_backward_plan(pieces, behind),
     )
 
 
+def _backward_plan(pieces, behind):
+    """behind: number of the slot behind each piece, where there is one."""
+    first, last = pieces.first, pieces.last
+    before = behind - ~last
+    begins, ends = -1 - pieces.sequence, -1 - pieces.sequence
+    sweep = pieces.rows(np.ones(len(first), bool), _STATE, np.where(last, ends, behind), np.where(first, begins, before))
+    cut = bool((~first).any())
+    middle = ~first & ~last
+    return BackwardPlan(
+        sweep=_longest_first(sweep), first=_longest_first(sweep[first]),
+        before=_longest_first(pieces.rows(~first, _STATE, np.where(last, ends, _NOWHERE), before)) if cut else None,
+        transitions=_longest_first(pieces.rows(middle, _TRANSITION, _NOWHERE, before)) if middle.any() else None,
+        chains=_chains(before[last & ~first], pieces.counts[pieces.counts > 1] - 2),
+        cuts=_upload(pieces.cuts(~first, pieces.first_token, pieces.tokens // CHUNK)) if cut else None,
+    )
+
+
+def _tiles(cu_seqlens):
+    lengths = np.diff(cu_seqlens)
+    counts = -(-lengths // TILE_TOKENS)
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = np.zeros(len(sequence), _TILE)
+    rows["token"] = cu_seqlens[sequence] + TILE_TOKENS * number
+    rows["tokens"] = np.minimum(lengths[sequence] - TILE_TOKENS * number, TILE_TOKENS)
+    return _upload(rows)
+
+
 class _Pieces:
-    """All pieces in order, as arrays. counts: pieces of each sequence."""
+    """All pieces in order, as arrays; length: chunks of one at most. counts: pieces of each sequence."""
 
     def __init__(self, cu_seqlens, counts, length):
-        chunks, self.sequence = cut_spans(counts, length)
-        offsets = np.concatenate([[0], np.cumsum(counts)])[:-1]
-        self.first_token = cu_seqlens[self.sequence] + CHUNK * (chunks[0] - offsets[self.sequence])
-        self.chunks = chunks[1] - chunks[0]
+        tiles = -(-counts // TILE_CHUNKS)
+        bounds, self.sequence = cut_spans(tiles, -(-length // TILE_CHUNKS))
+        offsets = np.concatenate([[0], np.cumsum(tiles)])[:-1]
+        self.first_tile = bounds[0]
+        chunks = TILE_CHUNKS * (bounds - offsets[self.sequence])
+        self.first_token = cu_seqlens[self.sequence] + CHUNK * chunks[0]
+        self.chunks = np.minimum(chunks[1], counts[self.sequence]) - chunks[0]
         self.tokens = np.minimum(CHUNK * self.chunks, cu_seqlens[self.sequence + 1] - self.first_token)
         change = np.diff(self.sequence) != 0
         self.first, self.last = np.append(True, change), np.append(change, True)
@@ -128,12 +184,12 @@ class _Pieces:
     def rows(self, which, carried, state_in, state_out):
         rows = np.zeros(len(self.first), _PIECE)
         rows["first_token"], rows["tokens"], rows["carried"] = self.first_token, self.tokens, carried
-        rows["state_in"], rows["state_out"] = state_in, state_out
+        rows["state_in"], rows["state_out"], rows["first_tile"] = state_in, state_out, self.first_tile
         return rows[which]
 
-    def cuts(self, which):
+    def cuts(self, which, token, chunks):
         rows = np.zeros(len(self.first), _CUT)
-        rows["token"], rows["chunks"] = self.first_token + self.tokens, np.minimum(self.chunks, MOST_WARMUP)
+        rows["token"], rows["chunks"] = token, np.minimum(chunks, MOST_WARMUP)
         return rows[which]
 
 

@@ -26,12 +26,14 @@ SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
 
 # The fused chain: its K and V, the types and beta forms it takes, the value columns a block of it may have, and its
-# shared memory (the kernel asserts the figure). What the fold over cut sequences has of the latter two.
+# shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences has
+# of columns and shared memory.
 CHAIN_SIZE = 128
 CHAIN_ELEMENTS = ("bfloat16", "float16")
 CHAIN_BETAS = ("logit", "logit2")
 CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
+GRADIENTS_SHARED = 115_520
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
 
@@ -79,18 +81,25 @@ def variant(element, K, target):
 
 @dataclass(frozen=True)
 class ChainVariant:
-    """What the chain and its companions are compiled for. outputs: whether it reads queries and writes outputs."""
+    """What a chain is compiled for.
+
+    columns: value columns of a block. queries: whether it reads queries; the forward then writes outputs. saves: whether
+    it leaves records for the gradients. reversed: the backward's chain.
+    """
 
     element: str
     beta: str
-    outputs: bool
     columns: int
+    queries: bool
+    saves: bool
+    reversed: bool
 
     @property
     def defines(self):
         """(name, value) pairs for the compiler."""
         return (("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[self.element]), ("KDA_BETA_FORM", BETAS.index(self.beta)),
-                ("KDA_OUTPUTS", int(self.outputs)), ("KDA_COLUMNS", self.columns), ("KDA_SHARED_BYTES", CHAIN_SHARED))
+                ("KDA_COLUMNS", self.columns), ("KDA_QUERIES", int(self.queries)), ("KDA_SAVES", int(self.saves)),
+                ("KDA_REVERSED", int(self.reversed)), ("KDA_SHARED_BYTES", CHAIN_SHARED))
 
 
 @dataclass(frozen=True)
@@ -100,12 +109,20 @@ class Defines:
     defines: tuple
 
 
-FOLD_VARIANT = Defines((("KDA_SHARED_BYTES", FOLD_SHARED),))
+def fold_variant(reversed):
+    """The variant of `fold_states` for the forward or the backward."""
+    return Defines((("KDA_REVERSED", int(reversed)), ("KDA_SHARED_BYTES", FOLD_SHARED)))
 
 
-def certify_variant(element):
-    """The variant of `certify_cuts` for an element type."""
-    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
+def certify_variant(element, reversed):
+    """The variant of `certify_cuts` for an element type, for the forward or the backward."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_REVERSED", int(reversed))))
+
+
+def gradients_variant(element, beta):
+    """The variant of `sm90_gradients` for an element type and a beta form."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BETA_FORM", BETAS.index(beta)),
+                    ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
 
 
 # The variant of `short_conv` for each element type.
@@ -142,9 +159,15 @@ def _hopper(*variants):
     return lambda target: list(variants) if target.hopper else []
 
 
-_CHAIN_VARIANTS = _hopper(*(ChainVariant(element, beta, outputs, columns) for element in CHAIN_ELEMENTS
-                            for beta in CHAIN_BETAS for outputs in (True, False) for columns in CHAIN_COLUMNS
-                            if outputs or columns == CHAIN_SIZE))
+def _chains(reversed, *kinds):
+    """kinds: (columns, queries, saves)."""
+    return _hopper(*(ChainVariant(element, beta, *kind, reversed) for element in CHAIN_ELEMENTS for beta in CHAIN_BETAS
+                     for kind in kinds))
+
+
+_FORWARD_CHAINS = _chains(False, *((columns, True, saves) for columns in CHAIN_COLUMNS for saves in (False, True)),
+                          (CHAIN_SIZE, False, False))
+_BACKWARD_CHAINS = _chains(True, *((columns, True, saves) for columns in CHAIN_COLUMNS for saves in (False, True)))
 
 
 def tiles(columns, width):
@@ -172,6 +195,10 @@ _CHAIN = (_pointers("records", "v", "initial", "cu_seqlens", "chunk_offsets", "s
 
 def _chain_blocks(arguments):
     return arguments["count"] * arguments["value_heads"] * tiles(arguments["value_size"], TILE_COLUMNS)
+
+
+def _chain_threads(variant):
+    return 32 * (8 + variant.columns // 16)
 
 
 def _chain_shared(variant):
@@ -240,18 +267,39 @@ KERNELS = {
         Kernel(
             "sm90_chain", "kernels/sm90_chain.cu",
             _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
-                      "transitions", "out", "pieces", "warmup_chunks")
+                      "transitions", "out", "states", "tokens", "units", "pieces", "warmup_chunks")
             + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
-            variants=_CHAIN_VARIANTS,
-            threads=lambda variant: 32 * (8 + variant.columns // 16),
+            variants=_FORWARD_CHAINS,
+            threads=_chain_threads,
             shared=lambda variant: CHAIN_SHARED,
             # count: multiprocessors, each of which holds one block.
             blocks=lambda a: min(a["items"], a["count"]),
         ),
         Kernel(
+            "sm90_backward_chain", "kernels/sm90_backward_chain.cu",
+            _pointers("q", "k", "d_out", "g", "beta", "A_log", "dt_bias", "d_final_state", "d_initial_state", "carried",
+                      "states", "tokens", "units", "pieces", "warmup_chunks")
+            + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
+            variants=_BACKWARD_CHAINS,
+            threads=_chain_threads,
+            shared=lambda variant: CHAIN_SHARED,
+            blocks=lambda a: min(a["items"], a["count"]),
+        ),
+        Kernel(
+            "sm90_gradients", "kernels/sm90_gradients.cu",
+            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
+                      "d_tokens", "d_units", "tiles")
+            + _integers("heads") + _reals("lower_bound", "scale")
+            + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
+            variants=_hopper(*(gradients_variant(element, beta) for element in CHAIN_ELEMENTS for beta in CHAIN_BETAS)),
+            threads=lambda variant: 256,
+            shared=lambda variant: GRADIENTS_SHARED,
+            blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
             "fold_states", "kernels/fold_states.cu",
             _pointers("chains", "transitions", "carried", "warmup_chunks") + _integers("heads"),
-            variants=_hopper(FOLD_VARIANT),
+            variants=_hopper(fold_variant(False), fold_variant(True)),
             threads=lambda variant: 256,
             shared=lambda variant: FOLD_SHARED,
             blocks=lambda a: a["count"] * a["heads"] * (CHAIN_SIZE // FOLD_COLUMNS),
@@ -260,7 +308,8 @@ KERNELS = {
             "certify_cuts", "kernels/certify_cuts.cu",
             _pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + _integers("heads")
             + _reals("lower_bound", "log_tolerance"),
-            variants=_hopper(*(certify_variant(element) for element in CHAIN_ELEMENTS)),
+            variants=_hopper(*(certify_variant(element, reversed) for element in CHAIN_ELEMENTS
+                               for reversed in (False, True))),
             threads=lambda variant: 512,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["heads"],

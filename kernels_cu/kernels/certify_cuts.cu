@@ -1,7 +1,8 @@
-// How many chunks before a cut determine the state there, by a bound that is a proof.
+// How many chunks before a cut (KDA_REVERSED 1: behind it) determine the state (its gradient) there, by a bound that is
+// a proof.
 //
 //   One token's map has spectral norm at most max_d e^(l_d) when k is normalised and 0 <= beta <= 2, so a run of tokens
-//   changes a state by at most e^sum, sum = sum over its tokens of max_d l_d. Scanning back from the cut, the first
+//   changes a state by at most e^sum, sum = sum over its tokens of max_d l_d. Scanning away from the cut, the first
 //   chunk at which sum <= log_tolerance ends the warm-up: run from zero over those chunks, the state at the cut is
 //   wrong by at most e^sum times the norm of the state dropped.
 //
@@ -9,10 +10,10 @@
 // smallest g + dt_bias.
 //
 // In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
-// Out: warmup_chunks [slot,HV]: chunks before the cut to run from zero, or -1: not within `chunks`, use the transition.
+// Out: warmup_chunks [slot,HV]: chunks next to the cut to run from zero, or -1: not within `chunks`, use the transition.
 //      bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
 // Grid: one block for each slot and head, the head fastest; 512 threads. A round covers one chunk a warp, the warps
-// going back from the cut.
+// going away from the cut.
 #include "common/gate.cuh"
 #include "common/shape.cuh"
 #include "ptx/approximate.cuh"
@@ -22,6 +23,7 @@ namespace {
 
 using Pair = HalfPair<Element>;
 
+constexpr bool kReversed = KDA_REVERSED != 0;
 constexpr int kSize = 128;
 constexpr int kWarps = 16;
 constexpr u32 kAllLanes = 0xffffffffu;
@@ -30,7 +32,7 @@ static_assert(kChunk == 16, "two lanes a token");
 // One row of the cut table, written by the host: 16 bytes.
 struct Cut {
     i64 token;   // first token behind the cut
-    int chunks;  // whole chunks before the cut that may be scanned
+    int chunks;  // whole chunks on its side that may be scanned
     int unused;
 };
 static_assert(sizeof(Cut) == 16);
@@ -76,9 +78,10 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps)
     int found = -1;
     for (int behind = 0; behind < cut.chunks && found < 0; behind += kWarps) {
         __syncthreads();
-        const int back = behind + warp + 1;
-        if (back <= cut.chunks) {
-            const i64 row = (cut.token - static_cast<i64>(back) * kChunk) * heads + head;
+        const int away = behind + warp;
+        if (away < cut.chunks) {
+            const int chunk = kReversed ? away : -1 - away;
+            const i64 row = (cut.token + static_cast<i64>(chunk) * kChunk) * heads + head;
             const float sum = chunk_bound(g + row * kSize, heads * kSize, bias, rate, lower_bound, lane);
             if (lane == 0) sums[warp] = sum;
         }

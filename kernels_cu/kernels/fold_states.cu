@@ -2,9 +2,11 @@
 //
 //   state_r <- M_r state_(r-1) + S_r   for r = 1 .. links, per value head, in float32
 //
+// KDA_REVERSED 1: the gradients of the states, with M_r transposed, and the slots count down from the first.
+//
 // In:  chains [chains] (one row a cut sequence); transitions [slot,HV,128,128] float32, row-major [out, in].
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
-//      S_r; afterwards slot first + r holds state_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
+//      S_r; afterwards slot first + r holds state_r; M_r is in the slot of S_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
 //      (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and M_r is not read.
 // Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads,
 // kSharedBytes of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is
@@ -14,6 +16,7 @@
 
 namespace {
 
+constexpr bool kReversed = KDA_REVERSED != 0;
 constexpr int kSize = 128;
 constexpr int kColumns = 8;
 constexpr int kThreads = 256;
@@ -49,23 +52,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const Chain chain = chains[chain_and_head / heads];
     if (chain.links == 0) return;
     const int row = threadIdx.x / 2, column = kOwn * (threadIdx.x % 2);
-    const i64 slot_size = static_cast<i64>(heads) * kSize * kSize;
+    constexpr int kDirection = kReversed ? -1 : 1;
+    const i64 slot_size = static_cast<i64>(heads) * kSize * kSize, to_next = kDirection * slot_size;
     const i64 offset = chain.first_slot * slot_size + static_cast<i64>(head) * kSize * kSize;
-    const float* matrix = transitions + offset + slot_size;
+    const float* matrix = transitions + offset + to_next;
     float* own = carried + offset + row * kSize + first_column + column;
 
     // Uniform in the block.
     const auto certified = [&](int link) {
         return warmup_chunks != nullptr &&
-               warmup_chunks[static_cast<i64>(chain.first_slot + 1 + link) * heads + head] >= 0;
+               warmup_chunks[static_cast<i64>(chain.first_slot + kDirection * (1 + link)) * heads + head] >= 0;
     };
 
     if (!certified(0)) copy_matrix(shared, matrix);
     *reinterpret_cast<float4*>(state + row * kColumns + column) = *reinterpret_cast<const float4*>(own);
     for (int link = 0; link < chain.links; ++link) {
-        own += slot_size;
+        own += to_next;
         float4 sum = *reinterpret_cast<const float4*>(own);
-        matrix += slot_size;
+        matrix += to_next;
         if (link + 1 < chain.links && !certified(link + 1)) {
             copy_matrix(shared + ((link + 1) & 1) * kMatrix, matrix);
             cp_async_wait<1>();
@@ -77,11 +81,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             *reinterpret_cast<float4*>(state + row * kColumns + column) = sum;
             continue;
         }
-        const float* factors = shared + (link & 1) * kMatrix + row * kStride;
+        const float* factors = shared + (link & 1) * kMatrix + row * (kReversed ? 1 : kStride);
 #pragma unroll 8
         for (int k = 0; k < kSize; k += 4) {
-            const float4 m = *reinterpret_cast<const float4*>(factors + k);
-            const float f[4] = {m.x, m.y, m.z, m.w};
+            float f[4];
+            if constexpr (kReversed) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) f[i] = factors[(k + i) * kStride];
+            } else {
+                const float4 m = *reinterpret_cast<const float4*>(factors + k);
+                f[0] = m.x, f[1] = m.y, f[2] = m.z, f[3] = m.w;
+            }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float4 s = *reinterpret_cast<const float4*>(state + (k + i) * kColumns + column);

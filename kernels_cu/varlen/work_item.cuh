@@ -1,9 +1,12 @@
 // Work of the chain kernels: pieces (runs of tokens of one sequence) x value heads x column blocks, and a cursor that
-// walks the chunks of a block's items as one continuous sequence of chunks.
+// walks the chunks of a block's items as one continuous sequence of chunks, each item's from its last chunk to its first
+// where KDA_REVERSED is 1.
 #pragma once
 
 #include "common/shape.cuh"
 #include "common/types.cuh"
+
+constexpr bool kReversed = KDA_REVERSED != 0;
 
 // What a piece carries from chunk to chunk: the state, or (no values, identity at the start) the transition.
 enum class Carried : int { kState = 0, kTransition = 1 };
@@ -19,13 +22,14 @@ struct alignas(16) Piece {
     Carried carried;
     int state_in;
     int state_out;
-    i64 unused;
+    // Number of the tile (tile/chain_record.cuh) that the piece starts with.
+    i64 first_tile;
 };
 static_assert(sizeof(Piece) == 32);
 
 // All items of a launch; the head is the fastest but for the column block, pieces the slowest. warmup_chunks [slot,HV]
 // (kernels/certify_cuts.cu) or null: a piece that ends in a slot and head with a certified warm-up runs from zero over
-// those last chunks only, and its transition is not needed.
+// the chunks next to the slot only, and its transition is not needed.
 struct Work {
     const Piece* pieces;
     const int* warmup_chunks;
@@ -66,8 +70,13 @@ struct Cursor {
             chunks = 0;
             piece.state_out = kNowhere;
         } else if (wanted < chunks) {
-            piece.first_token += static_cast<i64>(chunks - wanted) * kChunk;
-            piece.tokens -= (chunks - wanted) * kChunk;
+            if constexpr (kReversed) {
+                piece.tokens = wanted * kChunk;
+            } else {
+                const int dropped = (chunks - wanted) * kChunk;
+                piece.first_token += dropped;
+                piece.tokens -= dropped;
+            }
             piece.state_in = kNowhere;
             chunks = wanted;
         }
@@ -91,11 +100,14 @@ struct Cursor {
         return cursor;
     }
 
-    __device__ i64 token() const { return piece.first_token + static_cast<i64>(chunk) * kChunk; }
+    // Number of the current chunk within the piece.
+    __device__ int chunk_of_piece() const { return kReversed ? chunks - 1 - chunk : chunk; }
+
+    __device__ i64 token() const { return piece.first_token + static_cast<i64>(chunk_of_piece()) * kChunk; }
 
     // Tokens of the current chunk, 1 to kChunk.
     __device__ int length() const {
-        const int left = piece.tokens - chunk * kChunk;
+        const int left = piece.tokens - chunk_of_piece() * kChunk;
         return left < kChunk ? left : kChunk;
     }
 };

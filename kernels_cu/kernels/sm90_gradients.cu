@@ -1,0 +1,539 @@
+// All gradients of the tokens of a tile of 32 (two chunks), from what the two chains left: for what sm90_chain.cu takes
+// with as many value heads as key heads.
+//
+//   dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')        (S before, dS' behind the tile)
+//   dP = tril(scale dO U^T),  dG = -tril(dV U^T, -1),  dbeta_i = dV_i . U_i / beta_i^2
+//   dq^_i = e^gamma_i dQ+_i + sum_j dP_ij e^(gamma_i - gamma_j) k^_j,  and so on for k^ as row and as column
+//   dgamma = q^ * dq^ + k^ * (its row part - its column part),  then through gate, beta and norm
+//
+// gamma counts from the tile's start. Within a chunk, decays are factors around its middle: e^(gamma - m) and
+// e^(m - gamma) with m half the chunk's total, at most 40 nats either way with lower_bound >= -5. Between the chunks a
+// channel has the factor e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands
+// that the tensor cores saw with what they returned, so that a pair that does not span a token cancels there.
+//
+// In:  q, k, g, d_out [T,H,128], beta [T,H] of one 16-bit type, 16-byte aligned; A_log [H], dt_bias [H,128] float32 or
+//      null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of sm90_backward_chain
+//      (d_states, d_tokens, d_units); tiles: the tile table.
+// Out: dq, dk, dv, dg [T,H,128], dbeta [T,H] of the inputs' type; d_bias [tiles,H,128], d_rate [tiles,H,8] float32: the
+//      tile's sums of the gradients of dt_bias and, by 16 channels, of A_log. Written.
+// Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
+// has 16 channels and all tokens. Sums run in a fixed order.
+#include "common/gate_adjoint.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/stmatrix.cuh"
+#include "tile/gradient_pairs.cuh"
+#include "tile/gradient_tile.cuh"
+
+namespace {
+
+constexpr u32 kAllLanes = 0xffffffffu;
+constexpr BetaForm kBetaForm = static_cast<BetaForm>(KDA_BETA_FORM);
+
+// A lane's ldmatrix address in a token record, for value columns 16 step on and 16 tokens of a chunk: matrices (value
+// columns 0-7, tokens 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
+__device__ u32 token_blocks(u32 record, int step, int chunk, int lane) {
+    const int matrix = lane >> 3;
+    const int block = (2 * step + (matrix & 1)) * Record::kTokenBlocks + 2 * chunk + (matrix >> 1);
+    return record + (block * 8 + (lane & 7)) * 16;
+}
+
+// The same in a state record for 16 channels: (value columns 0-7, channels 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
+__device__ u32 state_blocks(u32 record, int step, int channels, int lane) {
+    const int matrix = lane >> 3;
+    const int block = (2 * step + (matrix >> 1)) * Record::kBlocks + 2 * channels + (matrix & 1);
+    return record + (block * 8 + (lane & 7)) * 16;
+}
+
+__device__ float half_dot(u32 a, u32 b, float sum) {
+    const float2 x = HalfPair<Float16>::unpack(a), y = HalfPair<Float16>::unpack(b);
+    return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+}
+
+// Element (token 8 n + 2t + e, channel g or g + 8) of the lane's packed columns of a chunk, as `ldmatrix_transposed`
+// gives them: register (n % 2) + 2 (channel / 8).
+__device__ void unpack_channels(ChannelTokens& x, const u32 (&packed)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float2 y = Pair::unpack(packed[n / 2][n % 2 + 2 * half]);
+            x[n][2 * half] = y.x;
+            x[n][2 * half + 1] = y.y;
+        }
+    }
+}
+
+__device__ void pack_channels(u32 (&packed)[2][4], const ChannelTokens& x) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            packed[n / 2][n % 2 + 2 * half] = Pair::pack(x[n][2 * half], x[n][2 * half + 1]);
+        }
+    }
+}
+
+// One 16 x 16 block of dP (matrix 0) or -dG (1): token rows of chunk `rows`, columns of chunk `columns`.
+__device__ void multiply_tokens(float (&block)[2][4], u32 shared, const float* factors, int matrix, int rows,
+                                int columns, int lane) {
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+        u32 a[4], b[4];
+        if (matrix == 0) {
+            ldmatrix(a, SwizzledTile::step(shared + Tile::kOut + rows * Tile::kChunkBytes +
+                                               SwizzledTile::rows_first(lane), step, SwizzledTile::kBytes));
+        } else {
+            u32 x[4];
+            ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, rows, lane));
+            a[0] = x[0], a[1] = x[2], a[2] = x[1], a[3] = x[3];
+        }
+        ldmatrix_transposed(b, token_blocks(shared + Tile::kWrites, step, columns, lane));
+        const int of_rows = (matrix == 0 ? kOfOut : kOfValues) + rows;
+        const float factor = factors[of_rows * Record::kUnits + step] *
+                             factors[(kOfWrites + columns) * Record::kUnits + step];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            float part[4] = {};
+            mma_f16(part, a, b[2 * n], b[2 * n + 1]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) block[n][e] = fmaf(factor, part[e], block[n][e]);
+        }
+    }
+}
+
+// Puts such a block, its sign turned for dG, where the pairs want it; the diagonal, as it is, goes its own way.
+__device__ void place_block(const float (&block)[2][4], const PairBlocks& blocks, float* diagonal, int matrix, int rows,
+                            int columns, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    const float sign = matrix == 0 ? 1.0f : -1.0f;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            const int row = 8 * m + g, column = 8 * n + 2 * t;
+            const float x = block[n][2 * m], y = block[n][2 * m + 1];
+            if (rows == columns && (row == column || row == column + 1)) {
+                diagonal[kChunk * rows + row] = row == column ? x : y;
+            }
+            const int last = rows == columns ? row : kChunk;
+            blocks.store(matrix, 2 * rows + m, 2 * columns + n, column < last ? rounded_tf32(sign * x) : 0.0f,
+                         column + 1 < last ? rounded_tf32(sign * y) : 0.0f, lane);
+        }
+    }
+}
+
+// The products with the states, for a warp's 16 channels.
+struct StateProducts {
+    ChannelTokens d_query = {}, d_key = {}, d_key_out = {};
+    float total[2] = {};
+
+    __device__ void multiply(u32 shared, const float* factors, int warp, int lane) {
+#pragma unroll 1
+        for (int step = 0; step < 8; ++step) {
+            const auto factor = [&](int row) { return factors[row * Record::kUnits + step]; };
+            u32 state[4], gradient[4];
+            ldmatrix_transposed(state, state_blocks(shared + Tile::kState, step, warp, lane));
+            ldmatrix_transposed(gradient, state_blocks(shared + Tile::kStateGradient, step, warp, lane));
+            const float of_state = factor(kOfState), of_gradient = factor(kOfStateGradient);
+            // Registers 0 and 2 are of channel g, 1 and 3 of channel g + 8.
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float dot = half_dot(state[half], gradient[half], half_dot(state[half + 2], gradient[half + 2], 0.0f));
+                total[half] = fmaf(of_state * of_gradient, dot, total[half]);
+            }
+#pragma unroll
+            for (int chunk = 0; chunk < 2; ++chunk) {
+                u32 x[4];
+                ldmatrix(x, SwizzledTile::step(shared + Tile::kOut + chunk * Tile::kChunkBytes +
+                                                   SwizzledTile::rows_first(lane), step, SwizzledTile::kBytes));
+                add(d_query[2 * chunk], d_query[2 * chunk + 1], state, x[0], x[2], x[1], x[3],
+                    of_state * factor(kOfOut + chunk));
+                ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, chunk, lane));
+                add(d_key[2 * chunk], d_key[2 * chunk + 1], state, x[0], x[1], x[2], x[3],
+                    -of_state * factor(kOfValues + chunk));
+                ldmatrix_transposed(x, token_blocks(shared + Tile::kWrites, step, chunk, lane));
+                add(d_key_out[2 * chunk], d_key_out[2 * chunk + 1], gradient, x[0], x[1], x[2], x[3],
+                    of_gradient * factor(kOfWrites + chunk));
+            }
+        }
+    }
+
+    // Eight tokens each.
+    __device__ static void add(float (&early)[4], float (&late)[4], const u32 (&a)[4], u32 early0, u32 early1, u32 late0,
+                               u32 late1, float factor) {
+        float part[4] = {};
+        mma_f16(part, a, early0, early1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) early[e] = fmaf(factor, part[e], early[e]);
+        float other[4] = {};
+        mma_f16(other, a, late0, late1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) late[e] = fmaf(factor, other[e], late[e]);
+    }
+};
+
+// Half the log2 decay of a chunk for channels g and g + 8, and e^(gamma - m) of its elements.
+struct ChunkDecays {
+    float half[2];
+
+    __device__ ChunkDecays(ChannelTokens& fall, int first, const u32 (&gates)[4], float rate, const float (&bias)[2],
+                           float unit, int lane) {
+        const int g = lane >> 2, t = lane & 3;
+        const u32 a[4] = {scaled_sigmoids(gates[0], rate, bias[0]), scaled_sigmoids(gates[2], rate, bias[1]),
+                          scaled_sigmoids(gates[1], rate, bias[0]), scaled_sigmoids(gates[3], rate, bias[1])};
+        // Column i sums tokens 0 to i.
+        constexpr u32 kOnes = 0x3c003c00u;
+        const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
+        float early[4] = {}, late[4] = {}, all[4] = {};
+        mma_f16(early, a, triangle, 0);
+        mma_f16(late, a, kOnes, triangle);
+        mma_f16(all, a, kOnes, kOnes);
+        half[0] = 0.5f * unit * all[0];
+        half[1] = 0.5f * unit * all[2];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            fall[first][e] = ex2_flushed(fmaf(unit, early[e], -half[e / 2]));
+            fall[first + 1][e] = ex2_flushed(fmaf(unit, late[e], -half[e / 2]));
+        }
+    }
+};
+
+// From the gradients by gamma to those of the log decays, in place: x_t <- more + sum of x_i over i >= t, by channel.
+__device__ void sum_from_token(ChannelTokens& x, const float (&more)[2], int lane) {
+    const int t = lane & 3;
+    float behind[2] = {more[0], more[1]};
+#pragma unroll
+    for (int n = 3; n >= 0; --n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float& first = x[n][2 * half];
+            float& second = x[n][2 * half + 1];
+            const float own = first + second;
+            float sum = own;
+            float next = __shfl_down_sync(kAllLanes, sum, 1, 4);
+            if (t < 3) sum += next;
+            next = __shfl_down_sync(kAllLanes, sum, 2, 4);
+            if (t < 2) sum += next;
+            const float all = __shfl_sync(kAllLanes, sum, 0, 4);
+            const float later = behind[half] + (sum - own);
+            second += later;
+            first += second;
+            behind[half] += all;
+        }
+    }
+}
+
+// Sums over the warp's channels of 16 values a lane, [key or query][8 tokens][token]: 64 sums, left two a lane.
+__device__ float2 sum_channels(float (&x)[2][4][2], int lane) {
+    float half[4][2], quarter[2][2];
+    const bool upper = lane & 16, upper_half = lane & 8, upper_quarter = lane & 4;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float given = __shfl_xor_sync(kAllLanes, upper ? x[0][n][e] : x[1][n][e], 16);
+            half[n][e] = (upper ? x[1][n][e] : x[0][n][e]) + given;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float given = __shfl_xor_sync(kAllLanes, upper_half ? half[n][e] : half[n + 2][e], 8);
+            quarter[n][e] = (upper_half ? half[n + 2][e] : half[n][e]) + given;
+        }
+    }
+    float2 sums;
+    sums.x = (upper_quarter ? quarter[1][0] : quarter[0][0]) +
+             __shfl_xor_sync(kAllLanes, upper_quarter ? quarter[0][0] : quarter[1][0], 4);
+    sums.y = (upper_quarter ? quarter[1][1] : quarter[0][1]) +
+             __shfl_xor_sync(kAllLanes, upper_quarter ? quarter[0][1] : quarter[1][1], 4);
+    return sums;
+}
+
+__device__ float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
+    return x;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
+                   const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
+                   const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles, int heads,
+                   float lower_bound, float scale, Element* dq, Element* dk, Element* dv, Element* dg, Element* dbeta,
+                   float* d_bias, float* d_rate) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
+    float* norms = reinterpret_cast<float*>(memory + Tile::kNorms);
+    float* diagonals = reinterpret_cast<float*>(memory + Tile::kDiagonals);
+    float* factors = reinterpret_cast<float*>(memory + Tile::kFactors);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
+    const int head = blockIdx.x % heads;
+    const i64 tile_and_head = blockIdx.x;
+    const TilePlace place = tiles[blockIdx.x / heads];
+    const i64 offset = (place.token * heads + head) * kSize, stride = static_cast<i64>(heads) * kSize;
+
+    load_tokens(shared + Tile::kKey, k + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kQuery, q + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kOut, d_out + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kGate, g + offset, stride, place.tokens);
+    load_token_record(shared + Tile::kWrites, tokens + tile_and_head * Record::kTokenWords, place.tokens);
+    load_token_record(shared + Tile::kValues, d_tokens + tile_and_head * Record::kTokenWords, place.tokens);
+    cp_async_commit();
+    load_state_record(shared + Tile::kState, states + tile_and_head * Record::kStateWords);
+    load_state_record(shared + Tile::kStateGradient, d_states + tile_and_head * Record::kStateWords);
+    cp_async_commit();
+    load_factors(factors, units + tile_and_head * Record::kForwardUnits,
+                 d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
+    cp_async_wait<1>();
+    __syncthreads();
+
+    find_norms(memory, norms);
+    convert_out(memory, factors);
+    fill_gates(memory, place.tokens);
+    __syncthreads();
+
+    // Six warps have a block of dP or dG each; they keep it until the states' place is free.
+    const int matrix = warp / 3, rows = warp % 3 != 0, columns = warp % 3 == 2;
+    float block[2][4] = {};
+    if (warp < 6) multiply_tokens(block, shared, factors, matrix, rows, columns, lane);
+    cp_async_wait<0>();
+    __syncthreads();
+
+    StateProducts products;
+    products.multiply(shared, factors, warp, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        products.total[half] += __shfl_xor_sync(kAllLanes, products.total[half], 1);
+        products.total[half] += __shfl_xor_sync(kAllLanes, products.total[half], 2);
+    }
+    __syncthreads();
+
+    const PairBlocks blocks = {reinterpret_cast<float*>(memory + Tile::kPairs)};
+    if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, matrix, rows, columns, lane);
+    const u32 own_columns = SwizzledTile::step(SwizzledTile::rows_first(lane), warp, SwizzledTile::kBytes);
+    // dV of 16 value columns a warp, where dO was.
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+        u32 x[4];
+        ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
+        const float factor = factors[(kOfValues + chunk) * Record::kUnits + warp];
+        const auto converted = [&](u32 y) {
+            const float2 z = HalfPair<Float16>::unpack(y);
+            return Pair::pack(factor * z.x, factor * z.y);
+        };
+        const u32 ordered[4] = {converted(x[0]), converted(x[2]), converted(x[1]), converted(x[3])};
+        stmatrix(shared + Tile::kOut + chunk * Tile::kChunkBytes + own_columns, ordered);
+    }
+
+    // The warp's 16 channels of all tokens.
+    const int channel = 16 * warp + (lane >> 2);
+    const float A = A_log != nullptr ? expf(A_log[head]) : 1.0f;
+    float bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        bias[half] = dt_bias != nullptr ? dt_bias[head * kSize + channel + 8 * half] : 0.0f;
+    }
+    const auto fetch = [&](u32 (&packed)[2][4], int tile) {
+        ldmatrix_transposed(packed[0], shared + tile + own_columns);
+        ldmatrix_transposed(packed[1], shared + tile + Tile::kChunkBytes + own_columns);
+    };
+    ChannelTokens fall;
+    float middle[2][2];
+    {
+        u32 gates[2][4];
+        fetch(gates, Tile::kGate);
+        const float rate = -kLog2E * fmaxf(A, 1e-30f), unit = lower_bound * kLog2E / kGateScale;
+        const float scaled_bias[2] = {rate * bias[0], rate * bias[1]};
+#pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+            const ChunkDecays decays(fall, 2 * chunk, gates[chunk], rate, scaled_bias, unit, lane);
+            middle[chunk][0] = decays.half[0];
+            middle[chunk][1] = decays.half[1];
+        }
+    }
+    float across[2], early[2], late[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        early[half] = ex2_flushed(middle[0][half]);
+        late[half] = ex2_flushed(middle[1][half]);
+        across[half] = early[half] * late[half];
+    }
+    __syncthreads();
+
+    const auto normed = [&](ChannelTokens& x, int tile, const float* norm) {
+        u32 packed[2][4];
+        fetch(packed, tile);
+        unpack_channels(x, packed);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const float2 r = reinterpret_cast<const float2*>(norm)[4 * n + t];
+            x[n][0] *= r.x, x[n][2] *= r.x;
+            x[n][1] *= r.y, x[n][3] *= r.y;
+        }
+    };
+
+    // Rows: what is still missing from dQ+ and dK+ is e^(gamma - m) and, in the second chunk, `across`.
+    ChannelTokens key, query, x;
+    normed(key, Tile::kKey, norms);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
+            products.d_query[n][e] *= early[e / 2];
+            products.d_key[n][e] *= early[e / 2];
+            products.d_key_out[n][e] *= late[e / 2];
+        }
+    }
+    add_rows(products.d_query, x, blocks, 0, across, lane);
+    add_rows(products.d_key, x, blocks, 1, across, lane);
+    // All that is written to the state behind the tile.
+    float more[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float written[2] = {};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            written[n / 2] = fmaf(x[n][2 * half], products.d_key_out[n][2 * half], written[n / 2]);
+            written[n / 2] = fmaf(x[n][2 * half + 1], products.d_key_out[n][2 * half + 1], written[n / 2]);
+        }
+        float sum = fmaf(across[half], written[0], written[1]);
+        sum += __shfl_xor_sync(kAllLanes, sum, 1);
+        sum += __shfl_xor_sync(kAllLanes, sum, 2);
+        more[half] = fmaf(across[half] * across[half], products.total[half], sum);
+    }
+
+    // Columns, and what rows give the log decays.
+    ChannelTokens of_decay;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            x[n][e] = rounded_tf32(key[n][e] * fall[n][e]);
+            of_decay[n][e] = x[n][e] * products.d_key[n][e];
+        }
+    }
+    add_columns_across(products.d_key_out, x, blocks, 1, lane);
+    normed(query, Tile::kQuery, norms + kTileTokens);
+    {
+        ChannelTokens y;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                y[n][e] = rounded_tf32(scale * query[n][e] * fall[n][e]);
+                of_decay[n][e] = fmaf(y[n][e], products.d_query[n][e], of_decay[n][e]);
+            }
+        }
+        add_columns_across(products.d_key_out, y, blocks, 0, lane);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) products.d_key_out[n][e] *= across[e / 2];
+        }
+        add_columns(products.d_key_out, y, blocks, 0, lane);
+    }
+    add_columns(products.d_key_out, x, blocks, 1, lane);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        // A token with itself.
+        const float2 own = reinterpret_cast<const float2*>(diagonals)[4 * n + t];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float rise = rcp(fall[n][e]), diagonal = e % 2 == 0 ? own.x : own.y;
+            of_decay[n][e] = fmaf(-rounded_tf32(key[n][e] * rise), products.d_key_out[n][e], of_decay[n][e]);
+            products.d_key[n][e] = fmaf(fall[n][e], products.d_key[n][e],
+                                        fmaf(rise, products.d_key_out[n][e], diagonal * scale * query[n][e]));
+            products.d_query[n][e] = fmaf(fall[n][e], products.d_query[n][e], diagonal * key[n][e]);
+        }
+    }
+    sum_from_token(of_decay, more, lane);
+
+    // Through the gate.
+    {
+        u32 gates[2][4];
+        fetch(gates, Tile::kGate);
+        unpack_channels(x, gates);
+        float of_bias[2] = {}, of_rate = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const GateGradient one = gate_adjoint(GateForm::kLowerBound, of_decay[n][e], x[n][e], A, bias[e / 2],
+                                                      lower_bound);
+                of_bias[e / 2] += one.raw;
+                of_rate += one.rate;
+                x[n][e] = one.raw;
+            }
+        }
+        pack_channels(gates, x);
+        stmatrix_transposed(shared + Tile::kGate + own_columns, gates[0]);
+        stmatrix_transposed(shared + Tile::kGate + Tile::kChunkBytes + own_columns, gates[1]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            of_bias[half] += __shfl_xor_sync(kAllLanes, of_bias[half], 1);
+            of_bias[half] += __shfl_xor_sync(kAllLanes, of_bias[half], 2);
+            if (t == 0) d_bias[tile_and_head * kSize + channel + 8 * half] = of_bias[half];
+        }
+        of_rate = warp_sum(of_rate);
+        if (lane == 0) d_rate[tile_and_head * 8 + warp] = of_rate;
+    }
+
+    // Through the norm.
+    float along[2][4][2];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            along[0][n][e] = fmaf(key[n][e], products.d_key[n][e], key[n][2 + e] * products.d_key[n][2 + e]);
+            along[1][n][e] = fmaf(query[n][e], products.d_query[n][e], query[n][2 + e] * products.d_query[n][2 + e]);
+        }
+    }
+    const float2 sums = sum_channels(along, lane);
+    float* partial = reinterpret_cast<float*>(memory + Tile::kPartialSums);
+    reinterpret_cast<float2*>(partial)[(2 * warp + (lane >> 4)) * (kTileTokens / 2) + 4 * (lane >> 2 & 3) + t] = sums;
+    __syncthreads();
+    float* along_rows = reinterpret_cast<float*>(memory + Tile::kSums);
+    if (threadIdx.x < 2 * kTileTokens) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += partial[i * 2 * kTileTokens + threadIdx.x];
+        along_rows[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    const auto through_norm = [&](ChannelTokens& d, const ChannelTokens& x, int kind, float factor, int tile) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const float2 r = reinterpret_cast<const float2*>(norms + kind * kTileTokens)[4 * n + t];
+            const float2 along = reinterpret_cast<const float2*>(along_rows + kind * kTileTokens)[4 * n + t];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float norm = e % 2 == 0 ? r.x : r.y, sum = e % 2 == 0 ? along.x : along.y;
+                d[n][e] = norm * factor * (d[n][e] - x[n][e] * sum);
+            }
+        }
+        u32 packed[2][4];
+        pack_channels(packed, d);
+        stmatrix_transposed(shared + tile + own_columns, packed[0]);
+        stmatrix_transposed(shared + tile + Tile::kChunkBytes + own_columns, packed[1]);
+    };
+    through_norm(products.d_key, key, 0, 1.0f, Tile::kKey);
+    through_norm(products.d_query, query, 1, scale, Tile::kQuery);
+    __syncthreads();
+
+    store_tokens(memory + Tile::kKey, dk + offset, stride, place.tokens);
+    store_tokens(memory + Tile::kQuery, dq + offset, stride, place.tokens);
+    store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
+    store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
+    if (threadIdx.x < place.tokens) {
+        const i64 at = (place.token + threadIdx.x) * heads + head;
+        const float raw = to_float(beta[at]), strength = activate_beta(kBetaForm, raw);
+        // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
+        const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength / strength;
+        from_float(dbeta[at], beta_adjoint(kBetaForm, d, raw));
+    }
+}

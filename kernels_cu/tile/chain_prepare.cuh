@@ -1,0 +1,308 @@
+// The preparing warps of a chain kernel: copies of raw tokens into the ring, activation, chunk operands.
+//
+//   gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
+//   G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  Nb = (I + Diag(beta) G)^-1 Diag(beta),  Kr = K- e^gamma_C
+//   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
+//
+// Nb and P are left in a slot as they stand, or (kReversed) transposed.
+#pragma once
+
+#include "ptx/cp_async_zfill.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_tf32.cuh"
+#include "ptx/shared_access.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/chain_gate.cuh"
+#include "tile/chain_ring.cuh"
+#include "tile/general_mma.cuh"
+#include "tile/unit_inverse.cuh"
+
+struct Inputs {
+    const Element* q;
+    const Element* k;
+    const Element* v;
+    const Element* g;
+    const Element* beta;
+    const float* A_log;
+    const float* dt_bias;
+    int key_heads;
+    int heads;
+    float lower_bound;
+};
+
+// The copies of 16 rows of kTiles x 64 columns, a few rows a round; rows from `length` on become zeros (their addresses
+// are then not read).
+template <int kTiles>
+struct RowCopy {
+    static constexpr int kPieces = 8 * kTiles;
+    static constexpr int kRows = 32 / kPieces;
+    static constexpr int kRounds = 16 / kRows;
+
+    u32 tiles;
+    const Element* from;
+    i64 stride;
+
+    __device__ RowCopy(u32 tile, int distance, const Element* first, int row_elements, int lane)
+        : tiles(tile + (lane % kPieces / 8) * distance),
+          from(first + static_cast<i64>(lane / kPieces) * row_elements + 8 * (lane % kPieces)),
+          stride(static_cast<i64>(kRows) * row_elements) {}
+
+    __device__ void round(int i, int length, int lane) {
+        const int row = i * kRows + lane / kPieces;
+        cp_async_or_zero(tiles + SwizzledTile::piece(row, lane % 8), from, row < length);
+        from += stride;
+    }
+};
+
+__device__ void load_chunk(const Inputs& in, const Cursor& cursor, u32 slot, u32 loaded, int lane) {
+    const i64 token = cursor.token();
+    const int length = cursor.length();
+    const int key_row = in.key_heads * kSize, value_row = in.heads * kSize;
+    const i64 key_offset = (token * in.key_heads + cursor.key_head) * kSize;
+    const i64 value_offset = (token * in.heads + cursor.head) * kSize;
+    RowCopy<2> k(slot + Slot::kKey, Slot::kKeyDistance, in.k + key_offset, key_row, lane);
+    RowCopy<2> g(slot + Slot::kGate, Slot::kGateDistance, in.g + value_offset, value_row, lane);
+    RowCopy<2> q(slot + Slot::kQuery, Slot::kKeyDistance, in.q + key_offset, key_row, lane);
+#pragma unroll
+    for (int i = 0; i < RowCopy<2>::kRounds; ++i) {
+        k.round(i, length, lane);
+        g.round(i, length, lane);
+        if constexpr (kQueries) q.round(i, length, lane);
+    }
+    if (cursor.piece.carried == Carried::kState) {
+        RowCopy<kGroups> v(slot + Slot::kValue, Slot::kValueDistance, in.v + value_offset + cursor.split * kColumns,
+                           value_row, lane);
+#pragma unroll
+        for (int i = 0; i < RowCopy<kGroups>::kRounds; ++i) v.round(i, length, lane);
+    }
+    mbarrier_arrive_after_copies(loaded);
+}
+
+// log2 of the reciprocal norms of rows lane / 4 and lane / 4 + 8: the diagonal of x x^T.
+__device__ float2 log2_norms(u32 tile, int lane) {
+    float low[4] = {0.0f, 0.0f, 0.0f, 0.0f}, high[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        u32 a[4];
+        ldmatrix(a, SwizzledTile::step(tile + SwizzledTile::rows_first(lane), step, Slot::kKeyDistance));
+        // In halves: whole B fragments would have to be moved together first.
+        Pair::multiply_half(low, a[0], a[1], a[0]);
+        Pair::multiply_half(high, a[0], a[1], a[1]);
+        Pair::multiply_half(low, a[2], a[3], a[2]);
+        Pair::multiply_half(high, a[2], a[3], a[3]);
+    }
+    // Row g's square is in column g, held by lane g / 2 of the row's four.
+    const int g = lane >> 2;
+    const int owner = (lane & 28) | (g >> 1);
+    const float x = __shfl_sync(0xffffffffu, (g & 1) ? low[1] : low[0], owner);
+    const float y = __shfl_sync(0xffffffffu, (g & 1) ? high[3] : high[2], owner);
+    return make_float2(-0.5f * lg2(x + kNormEpsilon), -0.5f * lg2(y + kNormEpsilon));
+}
+
+__device__ float activated_beta(float beta) {
+    const float s = rcp(1.0f + ex2_flushed(-kLog2E * beta));
+    return kBetaForm == BetaForm::kLogit ? s : 2.0f * s;
+}
+
+// Turns a loaded slot into operands. rate and bias give -log2(e) exp(A_log) (g + dt_bias); unit is the log2 decay of
+// one unit of a summed gate; raw_beta is that of token lane % 16 if it exists, on its way from global memory.
+__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, float rate, float unit,
+                              Element raw_beta, int length, float2 key_norm, float2 query_norm, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    const u32 fragment = slot + SwizzledTile::rows_first(lane);
+
+    // Row i of the first sums tokens 0 to i, every row of the second all of them.
+    const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
+    const u32 running[4] = {triangle, 0x3c003c00u, 0u, triangle};
+    const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+
+    // Q+ leaves with q's own norm though its exponential carries k's.
+    const float2 query_ratio =
+        make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
+
+    float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
+#pragma unroll kPrepareUnroll
+    for (int step = 0; step < kSteps; ++step) {
+        const u32 place = SwizzledTile::step(fragment, step, Slot::kKeyDistance);
+        const u32 gate_place = SwizzledTile::step(fragment, step, Slot::kGateDistance) + Slot::kGate;
+        u32 gates[4], keys[4], queries[4], keys_out[4];
+        ldmatrix_transposed(gates, gate_place);
+        ldmatrix(keys, place + Slot::kKey);
+        if constexpr (kQueries) ldmatrix(queries, place + Slot::kQuery);
+        float decays[4];
+#pragma unroll
+        for (int group = 0; group < 2; ++group) {
+            const float channel_bias = bias[16 * step + 8 * group + g];
+            const u32 early = scaled_sigmoids(gates[2 * group], rate, channel_bias);
+            const u32 late = scaled_sigmoids(gates[2 * group + 1], rate, channel_bias);
+            float sums[4] = {}, totals[4] = {};
+            mma_f16(sums, running, early, late);
+            mma_f16(totals, all, early, late);
+            decays[2 * group] = ex2_flushed(unit * totals[0]);
+            decays[2 * group + 1] = ex2_flushed(unit * totals[1]);
+
+            // Column pair 2t, 2t + 1 of rows g (half 0) and g + 8 (half 1).
+            float key_in[4], key_back[4], query_in[4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float norm = half == 0 ? key_norm.x : key_norm.y;
+                const float grow_x = ex2_flushed(fmaf(-unit, sums[2 * half], norm));
+                const float grow_y = ex2_flushed(fmaf(-unit, sums[2 * half + 1], norm));
+                const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], norm));
+                const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], norm));
+                const float2 key = Pair::unpack(keys[2 * group + half]);
+                key_in[2 * half] = key.x * fall_x;
+                key_in[2 * half + 1] = key.y * fall_y;
+                key_back[2 * half] = key.x * grow_x;
+                key_back[2 * half + 1] = key.y * grow_y;
+                keys[2 * group + half] = pack_f16(key_in[2 * half], key_in[2 * half + 1]);
+                keys_out[2 * group + half] =
+                    pack_f16(key_back[2 * half] * decays[2 * group], key_back[2 * half + 1] * decays[2 * group + 1]);
+                if constexpr (kQueries) {
+                    const float2 query = Pair::unpack(queries[2 * group + half]);
+                    const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
+                    query_in[2 * half] = query.x * fall_x * ratio;
+                    query_in[2 * half + 1] = query.y * fall_y * ratio;
+                    queries[2 * group + half] = pack_f16(query_in[2 * half], query_in[2 * half + 1]);
+                }
+            }
+
+            // The k index is free: slot t is channel 2t, slot t + 4 channel 2t + 1, as the lane holds them. Keys are
+            // rounded, for equal keys round alike and errors of G would add up; of queries TF32 ignores the low bits.
+            const u32 early_keys[2] = {round_tf32(key_back[0]), round_tf32(key_back[1])};
+            const u32 late_keys[2] = {round_tf32(key_back[2]), round_tf32(key_back[3])};
+            const u32 key_rows[4] = {round_tf32(key_in[0]), round_tf32(key_in[2]), round_tf32(key_in[1]),
+                                     round_tf32(key_in[3])};
+            mma_tf32(keys_low, key_rows, early_keys);
+            mma_tf32(keys_high, key_rows, late_keys);
+            if constexpr (kQueries) {
+                const u32 query_rows[4] = {__float_as_uint(query_in[0]), __float_as_uint(query_in[2]),
+                                           __float_as_uint(query_in[1]), __float_as_uint(query_in[3])};
+                mma_tf32(queries_low, query_rows, early_keys);
+                mma_tf32(queries_high, query_rows, late_keys);
+            }
+        }
+        stmatrix(place + Slot::kKey, keys);
+        stmatrix(gate_place, keys_out);
+        if constexpr (kQueries) stmatrix(place + Slot::kQuery, queries);
+        if (g == 0) {
+            *reinterpret_cast<float4*>(memory + Slot::kDecay + 4 * (t * kDecayStride + 4 * step)) =
+                make_float4(decays[0], decays[1], decays[2], decays[3]);
+        }
+    }
+
+    const float beta = (lane & 15) < length ? activated_beta(to_float(raw_beta)) : 0.0f;
+    // The solve uses nothing on or above the diagonal, so nothing is masked.
+    const float beta_early = __shfl_sync(0xffffffffu, beta, g);
+    const float beta_late = __shfl_sync(0xffffffffu, beta, g + 8);
+    float2* lower = reinterpret_cast<float2*>(memory + Slot::kLower);
+    lower[g * 8 + t] = make_float2(keys_low[0] * beta_early, keys_low[1] * beta_early);
+    lower[(g + 8) * 8 + t] = make_float2(keys_low[2] * beta_late, keys_low[3] * beta_late);
+    lower[(g + 8) * 8 + 4 + t] = make_float2(keys_high[2] * beta_late, keys_high[3] * beta_late);
+    __syncwarp();
+    float solve[16];
+    unit_lower_inverse(solve, reinterpret_cast<const float*>(memory + Slot::kLower), lane);
+    __syncwarp();
+    if (lane < 16) {
+        if constexpr (kReversed) {
+            // A lane's column is a row of the transposed matrix: two rows of 16 bytes of its blocks.
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float* x = solve + 8 * half;
+                *reinterpret_cast<uint4*>(memory + Slot::kSolve + BlockedSquare::at(lane, 8 * half)) =
+                    make_uint4(pack_f16(x[0] * beta, x[1] * beta), pack_f16(x[2] * beta, x[3] * beta),
+                               pack_f16(x[4] * beta, x[5] * beta), pack_f16(x[6] * beta, x[7] * beta));
+            }
+        } else {
+#pragma unroll
+            for (int row = 0; row < 16; ++row) {
+                *reinterpret_cast<u16*>(memory + Slot::kSolve + BlockedSquare::at(row, lane)) =
+                    cvt_f16_f32(solve[row] * beta);
+            }
+        }
+    }
+    if constexpr (kQueries) {
+        const bool first = 2 * t <= g, second = 2 * t + 1 <= g;
+        // Blocks (0,0), (0,1), (1,0), (1,1) of P.
+        const u32 blocks[4] = {
+            pack_f16(first ? kRestored * queries_low[0] : 0.0f, second ? kRestored * queries_low[1] : 0.0f), 0,
+            pack_f16(kRestored * queries_low[2], kRestored * queries_low[3]),
+            pack_f16(first ? kRestored * queries_high[2] : 0.0f, second ? kRestored * queries_high[3] : 0.0f)};
+        if constexpr (kReversed) {
+            const u32 transposed[4] = {blocks[0], blocks[2], blocks[1], blocks[3]};
+            stmatrix_transposed(slot + Slot::kAttend + lane * 16, transposed);
+        } else {
+            u32* attend = reinterpret_cast<u32*>(memory + Slot::kAttend) + lane;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) attend[32 * i] = blocks[i];
+        }
+    }
+}
+
+__device__ void prepare(unsigned char* memory, u32 shared, const Work& work, const Inputs& in) {
+    const int warp = threadIdx.x / 32 - kCarryWarps, lane = threadIdx.x % 32;
+    float* bias = reinterpret_cast<float*>(memory + Shared::kBias) + warp * kSize;
+
+    Cursor cursor = Cursor::at_start(work);
+    RingPlace<kSlots> place = {warp, 0};
+    const auto load = [&](const Cursor& ahead, const RingPlace<kSlots>& at) {
+        if (ahead.done(work)) return;
+        wait(released_barrier(shared, at.slot), at.parity ^ 1);
+        load_chunk(in, ahead, shared + at.slot * Slot::kBytes, loaded_barrier(shared, at.slot), lane);
+    };
+    if (warp >= kLoadAhead) {
+        cursor.advance(work, warp - kLoadAhead);
+        load(cursor, {warp - kLoadAhead, 0});
+        cursor.advance(work, kLoadAhead);
+    } else {
+        cursor.advance(work, warp);
+    }
+
+    int head = -1;
+    float rate = 0.0f;
+    const float unit = in.lower_bound * kLog2E / kGateScale;
+    while (!cursor.done(work)) {
+        const int length = cursor.length();
+        // Of an existing token in any case, to need no branch.
+        const Element raw_beta = in.beta[(cursor.token() + min(lane & 15, length - 1)) * in.heads + cursor.head];
+        if (cursor.head != head) {
+            head = cursor.head;
+            // Not zero, so that the -inf of a missing token stays one.
+            rate = -kLog2E * fmaxf(in.A_log != nullptr ? expf(in.A_log[head]) : 1.0f, 1e-30f);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < kSize / 32; ++i) {
+                const i64 channel = static_cast<i64>(head) * kSize + 32 * i + lane;
+                bias[32 * i + lane] = in.dt_bias != nullptr ? rate * in.dt_bias[channel] : 0.0f;
+            }
+            __syncwarp();
+        }
+
+        unsigned char* slot_memory = memory + place.slot * Slot::kBytes;
+        const u32 slot = shared + place.slot * Slot::kBytes;
+        wait(loaded_barrier(shared, place.slot), place.parity);
+        if (length < kChunk) {
+            // A missing token has gate -inf: it decays nothing. Its k, q and beta are zero.
+            constexpr u32 kFill = Pair::kMinusInfinity;
+            const int half = lane / 16 * Slot::kGateDistance;
+            for (int row = length + lane % 16 / 8; row < kChunk; row += 2) {
+                *reinterpret_cast<uint4*>(slot_memory + Slot::kGate + half + SwizzledTile::piece(row, lane % 8)) =
+                    make_uint4(kFill, kFill, kFill, kFill);
+            }
+            __syncwarp();
+        }
+        const float2 key_norm = log2_norms(slot + Slot::kKey, lane);
+        const float2 query_norm = kQueries ? log2_norms(slot + Slot::kQuery, lane) : make_float2(0.0f, 0.0f);
+        Cursor ahead = cursor;
+        RingPlace<kSlots> place_ahead = place;
+        ahead.advance(work, kLoadAhead);
+        place_ahead.advance(kLoadAhead);
+        load(ahead, place_ahead);
+        prepare_chunk(slot_memory, slot, bias, rate, unit, raw_beta, length, key_norm, query_norm, lane);
+        fence_shared_for_wgmma();
+        mbarrier_arrive(prepared_barrier(shared, place.slot));
+        cursor.advance(work, kPrepareWarps);
+        place.advance(kPrepareWarps);
+    }
+}
