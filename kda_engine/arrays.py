@@ -92,8 +92,10 @@ def like(array, example):
 
     NumPy and CuPy callers get their own kind; other DLPack libraries get theirs through `from_dlpack`.
     """
-    if isinstance(example, np.ndarray) or array is None:
-        return array if array is None else to_host(array)
+    if array is None or isinstance(example, type(array)):
+        return array
+    if isinstance(example, np.ndarray):
+        return to_host(array)
     maker = _library(example)
     if maker is not None and maker.__name__ == "cupy":
         return maker.asarray(array)

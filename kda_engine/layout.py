@@ -1,6 +1,7 @@
 """Shapes: the one place where arguments are checked and brought to packed, variable-length form."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -10,6 +11,12 @@ from .errors import InputError
 # Tokens per chunk of the cut grid: ranks and sub-segments are cut, and decay decisions taken, on
 # multiples of it counted from each sequence's start. Engines may compute in larger chunks.
 CHUNK = 16
+
+_PER_TOKEN = ("q", "k", "v", "g", "beta")
+_FLOAT32, _FLOAT64 = np.dtype("f4"), np.dtype("f8")
+
+# Shapes and bounds of calls that are remembered, so that the next call with the same ones is checked by a comparison.
+_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Operands:
         """The tokens [start, stop) as a problem of their own (views); one sequence unless said otherwise."""
         if cu_seqlens is None:
             cu_seqlens = np.array([0, stop - start], dtype=np.int64)
-        cut = {name: getattr(self, name)[start:stop] for name in ("q", "k", "v", "g", "beta")}
+        cut = {name: getattr(self, name)[start:stop] for name in _PER_TOKEN}
         return replace(self, cu_seqlens=cu_seqlens, **cut)
 
     def take_heads(self, value_heads):
@@ -108,52 +115,79 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
         if array_module(x) is not module:
             raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
 
-    batched = arrays["k"].ndim == 4
-    for name, x in arrays.items():
-        expected = (4 if batched else 3) - (name == "beta")
-        if x.ndim != expected:
-            raise InputError(f"{name}: expected {expected} dimensions beside k{arrays['k'].shape}, got shape {x.shape}")
-    lead = arrays["k"].shape[: 2 if batched else 1]
-    H, K = arrays["k"].shape[-2:]
-    HV, V = arrays["v"].shape[-2:]
-    if H == 0 or HV == 0 or K == 0 or V == 0:
-        raise InputError(f"k, v: expected at least one head and channel, got k{arrays['k'].shape}, "
-                         f"v{arrays['v'].shape}")
-    if HV % H:
-        raise InputError(f"v: expected a multiple of {H} value heads (q and k have {H}), got {HV}")
-    shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": (HV, K), "beta": (HV,)}
-    for name, x in arrays.items():
-        if x.shape != lead + shapes[name]:
-            raise InputError(f"{name}: expected shape {lead + shapes[name]}, got {x.shape}")
-
-    if batched:
-        batch, T = lead
-        if cu_seqlens is not None and batch != 1:
-            raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {batch}")
-        arrays = {name: x.reshape((batch * T,) + x.shape[2:]) for name, x in arrays.items()}
-        bounds = np.arange(batch + 1, dtype=np.int64) * T
-    else:
-        bounds = np.array([0, lead[0]], dtype=np.int64)
+    shape = _check_shapes(*(arrays[name].shape if name in arrays else None for name in _PER_TOKEN))
+    bounds = shape.bounds
+    if shape.batch is not None:
+        if cu_seqlens is not None and shape.batch[0] != 1:
+            raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {shape.batch[0]}")
+        arrays = {name: x.reshape((shape.tokens,) + x.shape[2:]) for name, x in arrays.items()}
     if cu_seqlens is not None:
-        bounds = check_cu_seqlens(cu_seqlens, arrays["k"].shape[0])
+        bounds = check_cu_seqlens(cu_seqlens, shape.tokens)
 
     if initial_state is not None:
         initial_state = as_array("initial_state", initial_state)
     A_log, dt_bias = (None, None) if gate == "log" else (A_log, dt_bias)
-    A_log = _parameter("A_log", A_log, (HV,), module)
-    dt_bias = _parameter("dt_bias", dt_bias, (HV, K), module)
+    A_log = _parameter("A_log", A_log, shape.A_log, module)
+    dt_bias = _parameter("dt_bias", dt_bias, shape.dt_bias, module)
     operands = Operands(arrays.get("q", arrays["k"]), arrays["k"], arrays["v"], arrays["g"], arrays["beta"],
                         A_log, dt_bias, bounds, _working_type(*arrays.values(), A_log, dt_bias, initial_state))
-    return operands, Packing(lead if batched else None)
+    return operands, Packing(shape.batch)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the shapes of a call's per-token arrays say: batch as in `Packing`; tokens in all; the bounds of the
+    sequences where no others are given, read-only; the shapes that the parameters must have.
+    """
+
+    batch: tuple | None
+    tokens: int
+    bounds: np.ndarray
+    A_log: tuple
+    dt_bias: tuple
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _check_shapes(*given):
+    """The _Shape for the shapes of the arrays of _PER_TOKEN, in order; None for q when there is none."""
+    given = {name: shape for name, shape in zip(_PER_TOKEN, given) if shape is not None}
+    k, v = given["k"], given["v"]
+    batched = len(k) == 4
+    for name, shape in given.items():
+        expected = (4 if batched else 3) - (name == "beta")
+        if len(shape) != expected:
+            raise InputError(f"{name}: expected {expected} dimensions beside k{k}, got shape {shape}")
+    lead = k[: 2 if batched else 1]
+    H, K = k[-2:]
+    HV, V = v[-2:]
+    if H == 0 or HV == 0 or K == 0 or V == 0:
+        raise InputError(f"k, v: expected at least one head and channel, got k{k}, v{v}")
+    if HV % H:
+        raise InputError(f"v: expected a multiple of {H} value heads (q and k have {H}), got {HV}")
+    shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": (HV, K), "beta": (HV,)}
+    for name, shape in given.items():
+        if shape != lead + shapes[name]:
+            raise InputError(f"{name}: expected shape {lead + shapes[name]}, got {shape}")
+    batch, length = lead if batched else (1, lead[0])
+    bounds = np.arange(batch + 1, dtype=np.int64) * length
+    bounds.flags.writeable = False
+    return _Shape(lead if batched else None, batch * length, bounds, (HV,), (HV, K))
 
 
 def check_cu_seqlens(cu_seqlens, tokens):
-    """cu_seqlens as NumPy int64 [N+1]; raises InputError unless it runs from 0 to `tokens` without falling."""
+    """cu_seqlens as NumPy int64 [N+1], read-only; raises InputError unless it runs from 0 to `tokens` without falling.
+    """
     bounds = as_array("cu_seqlens", cu_seqlens)
     bounds = np.asarray(bounds.get() if hasattr(bounds, "get") else bounds)
     if bounds.dtype.kind not in "iu" or bounds.ndim != 1 or len(bounds) < 1:
         raise InputError(f"cu_seqlens: expected integers [N+1], got {bounds.dtype} {bounds.shape}")
-    bounds = bounds.astype(np.int64)
+    return _check_bounds(bounds.astype(np.int64).tobytes(), tokens)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _check_bounds(cu_seqlens, tokens):
+    """`check_cu_seqlens` of the bytes of int64."""
+    bounds = np.frombuffer(cu_seqlens, dtype=np.int64)
     falls = np.flatnonzero(np.diff(bounds) < 0)
     if falls.size:
         i = int(falls[0])
@@ -200,7 +234,7 @@ def gradient_in(name, gradient, operands, packing):
 
 
 def _working_type(*given):
-    return np.dtype("f8" if any(getattr(x, "dtype", None) == np.float64 for x in given) else "f4")
+    return _FLOAT64 if _FLOAT64 in {x.dtype for x in given if x is not None} else _FLOAT32
 
 
 def _parameter(name, x, shape, module):

@@ -214,6 +214,43 @@ def test_other_bad_calls():
         both(case, **{name: np.zeros((70, 0, 16), "f4") for name in ("q", "k", "v", "g")}, beta=np.zeros((70, 0), "f4"))
 
 
+def test_bounds_changed_in_place_are_looked_at_again():
+    case = replace(cases.make("ordinary"), initial_state=None, d_final_state=None)
+    bounds = np.array([0, 30, 70])
+    first = both(case, cu_seqlens=bounds)[0]
+    bounds[1] = 48
+    second = both(case, cu_seqlens=bounds)[0]
+    expected = both(case, cu_seqlens=[0, 48, 70])[0]
+    assert np.array_equal(second.final_state, expected.final_state)
+    assert not np.array_equal(first.final_state, expected.final_state)
+    bounds[1] = 71
+    with pytest.raises(kda.InputError, match="got 71 then 70 at index 1"):
+        both(case, cu_seqlens=bounds)
+    with pytest.raises(kda.InputError, match="end at T = 69, got 0 and 70"):
+        kda.forward(*(getattr(case, name)[:69] for name in ("q", "k", "v", "g", "beta")), cu_seqlens=[0, 30, 70],
+                    engine="numpy")
+
+
+def test_a_batch_and_packed_tokens_of_the_same_size_are_told_apart():
+    case = replace(cases.make("ordinary"), initial_state=None)
+    given = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta")}
+    pairs = {name: x.reshape((2, 35) + x.shape[1:]) for name, x in given.items()}
+    for arrays, sequences in ((given, 1), (pairs, 2), (given, 1)):
+        assert len(kda.forward(**arrays, engine="numpy").final_state) == sequences
+
+
+def test_bad_calls_are_refused_as_often_as_they_come():
+    case = cases.make("ordinary")
+    both(case)
+    for _ in range(2):
+        with pytest.raises(kda.InputError, match=r"^g: expected shape \(70, 2, 16\), got \(70, 1, 16\)$"):
+            both(case, g=case.g[:, :1])
+        with pytest.raises(kda.InputError, match="^g: expected bfloat16, float16, float32 or float64, got int32$"):
+            both(case, g=case.g.astype("i4"))
+        with pytest.raises(kda.InputError, match="^cu_seqlens: expected to start at 0"):
+            both(case, cu_seqlens=[1, 70])
+
+
 def test_results_never_share_memory_with_inputs():
     case = cases.make("empty-all")
     fwd, grads = both(case)

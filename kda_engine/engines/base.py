@@ -10,6 +10,8 @@ from ..gate import Gradients
 from ..layout import Operands
 from ..options import Options
 
+_ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -44,9 +46,10 @@ class Engine:
 
     def take(self, operands):
         """All operands where this engine computes."""
-        arrays = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
-        return replace(operands, **{name: self.take_array(getattr(operands, name))
-                                    for name in arrays if getattr(operands, name) is not None})
+        given = {name: x for name in _ARRAYS if (x := getattr(operands, name)) is not None}
+        taken = {name: self.take_array(x) for name, x in given.items()}
+        there = all(taken[name] is x for name, x in given.items())
+        return operands if there else replace(operands, **taken)
 
     def summarise(self, operands, options, initial_state, transition):
         """The affine map of every sequence: `Affine(M, S)`.
