@@ -34,6 +34,11 @@ CHAIN_BETAS = ("logit", "logit2")
 CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
 GRADIENTS_SHARED = 115_520
+# 32-bit words of a tile's records by head (kernels_cu/tile/chain_record.cuh).
+STATE_WORDS = 8192
+TOKEN_WORDS = 2048
+FORWARD_UNITS = 24
+BACKWARD_UNITS = 40
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
 

@@ -6,11 +6,14 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Target:
-    """architecture: NVRTC's name. shared_limit: bytes of shared memory one block may have. multiprocessors: count."""
+    """architecture: NVRTC's name. shared_limit: bytes of shared memory one block may have. multiprocessors: count.
+    memory: bytes of device memory.
+    """
 
     architecture: str
     shared_limit: int
     multiprocessors: int
+    memory: int
 
     @property
     def hopper(self):
@@ -18,14 +21,14 @@ class Target:
         return self.architecture == "sm_90a"
 
 
-# The targets that every kernel is compiled for in the tests; multiprocessor counts are those of common devices.
+# The targets that every kernel is compiled for in the tests; multiprocessors and memory are those of common devices.
 KNOWN = {
     target.architecture: target
     for target in (
-        Target("sm_80", 163 * 1024, 108),
-        Target("sm_90a", 227 * 1024, 132),
-        Target("sm_100", 227 * 1024, 148),
-        Target("sm_120", 99 * 1024, 188),
+        Target("sm_80", 163 * 1024, 108, 80 << 30),
+        Target("sm_90a", 227 * 1024, 132, 80 << 30),
+        Target("sm_100", 227 * 1024, 148, 180 << 30),
+        Target("sm_120", 99 * 1024, 188, 96 << 30),
     )
 }
 
@@ -48,4 +51,4 @@ def of_device(device):
         raise RuntimeError(f"device {device}: expected compute capability 8.0 or later, got {major}.{minor}")
     suffix = "a" if (major, minor) == (9, 0) else ""
     return Target(f"sm_{major}{minor}{suffix}", properties["sharedMemPerBlockOptin"],
-                  properties["multiProcessorCount"])
+                  properties["multiProcessorCount"], properties["totalGlobalMem"])

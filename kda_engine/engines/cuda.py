@@ -3,9 +3,9 @@
 import cupy
 
 from ..device import target
-from . import cuda_backward, cuda_chain, cuda_general, cuda_step
+from . import cuda_backward, cuda_chain, cuda_chain_backward, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
-from .cuda_problem import take_problem
+from .cuda_problem import contiguous, take_problem
 
 
 class CudaEngine(Engine):
@@ -29,16 +29,30 @@ class CudaEngine(Engine):
     def forward(self, operands, options, initial_state, save):
         self.poll()
         problem = take_problem(operands, self.target)
-        path = (cuda_step if cuda_step.covers(problem) else
-                cuda_chain if cuda_chain.covers(problem, options) else cuda_general)
-        out, final_state = path.forward(problem, options, initial_state)
-        saved = Saved(operands, options, initial_state, None) if save else None
+        kept = None
+        if cuda_step.covers(problem):
+            out, final_state = cuda_step.forward(problem, options, initial_state)
+        elif cuda_chain.covers(problem, options):
+            out, final_state, kept = cuda_chain.forward(problem, options, initial_state, save)
+        else:
+            out, final_state = cuda_general.forward(problem, options, initial_state)
+        saved = Saved(operands, options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:
             out = out.astype(operands.v.dtype)
         return Forward(out, final_state, saved)
 
     def summarise_backward(self, operands, options, d_out, d_final_state):
+        self.poll()
+        problem = take_problem(operands, self.target)
+        if cuda_chain.covers(problem, options) and d_out.dtype == problem.v.dtype:
+            return cuda_chain_backward.summarise(problem, options, contiguous(d_out, d_out.dtype),
+                                                 contiguous(d_final_state, d_final_state.dtype))
         return cuda_backward.summarise_backward(operands, options, d_out, d_final_state, self.target, self.poll)
 
     def backward(self, saved, d_out, d_final_state):
+        if saved.states is not None and d_out.dtype == saved.operands.v.dtype:
+            self.poll()
+            problem = take_problem(saved.operands, self.target)
+            return cuda_chain_backward.backward(problem, saved.options, saved.states, contiguous(d_out, d_out.dtype),
+                                                contiguous(d_final_state, d_final_state.dtype))
         return cuda_backward.backward(saved, d_out, d_final_state, self.target, self.summarise, self.poll)

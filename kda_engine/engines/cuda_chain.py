@@ -1,14 +1,31 @@
 """The tuned path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
 
 import math
+from dataclasses import dataclass
 
 import cupy
 
 from ..affine import Affine
 from ..device.chain_plan import make_chain_plan
-from ..device.kernels import CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FOLD_VARIANT, ChainVariant, certify_variant
+from ..device.kernels import (CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
+                              ChainVariant, certify_variant, fold_variant)
 from ..device.launch import launch
 from ..device.workspace import Workspace
+
+# The share of the device's memory that the records of a forward may take; the backward makes as many again.
+MOST_MEMORY = 0.2
+
+
+@dataclass(frozen=True)
+class ChainSaved:
+    """What a forward left for its gradients.
+
+    records: Workspace with states, tokens and units (kernels_cu/tile/chain_record.cuh). scratch: Workspace with the
+    transitions of the pieces between two cuts, each in the slot behind it; None where there are none or not all.
+    """
+
+    records: Workspace
+    scratch: Workspace | None
 
 
 def covers(problem, options):
@@ -17,11 +34,15 @@ def covers(problem, options):
             and options.gate == "lower_bound" and options.qk_l2norm and options.beta in CHAIN_BETAS)
 
 
-def forward(problem, options, initial_state):
-    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
+def forward(problem, options, initial_state, save):
+    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32, ChainSaved or None).
+
+    initial_state: the true ones, None for zeros. Nothing is saved where the backward has another path, or the records
+    would take too much memory.
+    """
     certified = options.skip == "certified"
-    plan = _plan(problem, certified)
-    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    plan = plan_for(problem, certified)
+    out, final_state = problem.empty_like_values(), problem.empty_states()
     scratch = None
     if plan.before is not None:
         size = plan.slots * problem.state_floats
@@ -30,56 +51,77 @@ def forward(problem, options, initial_state):
         warmup = None
         if certified:
             warmup = scratch.warmup
-            launch("certify_cuts", certify_variant(problem.element), problem.target, count=plan.slots,
-                   g=problem.g, A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=plan.cuts.rows,
-                   warmup_chunks=warmup, bounds=scratch.bounds, heads=problem.value_heads,
-                   lower_bound=options.lower_bound, log_tolerance=math.log(options.tolerance))
-        _chain(problem, options, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
-        _fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup)
-    _chain(problem, options, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
-           None, None, out=out, final_state=final_state)
-    return out, final_state
+            certify(problem, options, plan.slots, plan.cuts, scratch, reversed=False)
+        chain(problem, options, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
+        fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
+    records = None
+    if save and problem.heads == problem.value_heads:
+        records = make_records(problem, plan, FORWARD_UNITS)
+    chain(problem, options, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
+          None, None, out, final_state, records)
+    saved = None if records is None else ChainSaved(records, None if certified else scratch)
+    return out, final_state, saved
 
 
 def summarise(problem, options, initial_state, transition):
     """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
-    plan = _plan(problem, False)
+    plan = plan_for(problem, False)
     shape = (plan.summary_slots,) + initial_state.shape[1:]
     carried = cupy.empty(shape, "f4")
     folds = plan.summary_chains is not None
     transitions = cupy.empty(shape, "f4") if transition or folds else None
-    _chain(problem, options, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
-           transitions, None)
+    chain(problem, options, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
+          transitions, None)
     if not folds:
         return Affine(transitions, carried)
-    _fold(problem, plan.summary_chains, transitions, carried, None)
+    fold(problem, plan.summary_chains, transitions, carried, None, reversed=False)
     M = None
     if transition:
         # The same fold, from the first piece's transition and with nothing to add.
         products = cupy.zeros(shape, "f4")
         products[plan.first_slots] = transitions[plan.first_slots]
-        _fold(problem, plan.summary_chains, transitions, products, None)
+        fold(problem, plan.summary_chains, transitions, products, None, reversed=False)
         M = products[plan.last_slots]
     return Affine(M, carried[plan.last_slots])
 
 
-def _plan(problem, certified):
+def plan_for(problem, certified):
+    """The ChainPlan of a problem."""
     return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified)
 
 
-def _chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None):
+def make_records(problem, plan, units):
+    """Room for the records of one direction, None where they would take too much memory."""
+    count = plan.tiles.count * problem.value_heads
+    if 4 * count * STATE_WORDS > MOST_MEMORY * problem.target.memory:
+        return None
+    return Workspace(states=count * STATE_WORDS, tokens=count * TOKEN_WORDS, units=count * units)
+
+
+def certify(problem, options, slots, cuts, scratch, reversed):
+    """How many chunks next to each cut determine what is carried there: scratch.warmup."""
+    launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=slots, g=problem.g,
+           A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
+           bounds=scratch.bounds, heads=problem.value_heads, lower_bound=options.lower_bound,
+           log_tolerance=math.log(options.tolerance))
+
+
+def chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
+          records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
     outputs = columns is not None
-    variant = ChainVariant(problem.element, options.beta, outputs, columns or CHAIN_SIZE)
+    variant = ChainVariant(problem.element, options.beta, columns or CHAIN_SIZE, outputs, records is not None, False)
     launch("sm90_chain", variant, problem.target, count=problem.target.multiprocessors,
            q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, initial_state=initial_state, final_state=final_state, carried=carried,
-           transitions=transitions, out=out, pieces=pieces.rows, warmup_chunks=warmup,
+           transitions=transitions, out=out, states=records and records.states, tokens=records and records.tokens,
+           units=records and records.units, pieces=pieces.rows, warmup_chunks=warmup,
            items=pieces.count * problem.value_heads * (CHAIN_SIZE // variant.columns), key_heads=problem.heads,
            heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
 
 
-def _fold(problem, chains, transitions, carried, warmup):
+def fold(problem, chains, transitions, carried, warmup, reversed):
+    """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
     if chains is not None:
-        launch("fold_states", FOLD_VARIANT, problem.target, count=chains.count, chains=chains.rows,
+        launch("fold_states", fold_variant(reversed), problem.target, count=chains.count, chains=chains.rows,
                transitions=transitions, carried=carried, warmup_chunks=warmup, heads=problem.value_heads)

@@ -15,6 +15,7 @@ from ..options import BETAS, GATES
 _VECTOR = 16
 assert ALIGNMENT % _VECTOR == 0
 
+_FLOAT32 = np.dtype("f4")
 _DTYPES = {name: dtype for dtype, name in ELEMENT_OF.items()}
 
 
@@ -65,6 +66,10 @@ class Problem:
         """An array for the output [T,HV,V], of the element type."""
         return cupy.empty(self.v.shape, self.v.dtype)
 
+    def empty_states(self):
+        """An array for the final states [N,HV,K,V], float32."""
+        return cupy.empty((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
+
 
 def take_problem(operands, target):
     """The Problem of packed operands on the current device. Inputs of mixed types are computed in float32.
@@ -80,9 +85,9 @@ def take_problem(operands, target):
     arrays = {name: getattr(operands, name) for name in ("q", "k", "v", "g", "beta")}
     types = {x.dtype for x in arrays.values()}
     element = ELEMENT_OF[types.pop()] if len(types) == 1 else "float32"
-    parameter = lambda x: None if x is None else _contiguous(x, np.float32)
+    parameter = lambda x: None if x is None else contiguous(x, np.float32)
     return Problem(
-        **{name: _contiguous(x, _DTYPES[element]) for name, x in arrays.items()},
+        **{name: contiguous(x, _DTYPES[element]) for name, x in arrays.items()},
         A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias),
         cu_seqlens=operands.cu_seqlens, heads=operands.heads, value_heads=operands.value_heads, K=operands.K,
         V=operands.V, element=element,
@@ -91,7 +96,7 @@ def take_problem(operands, target):
     )
 
 
-def _contiguous(x, dtype):
+def contiguous(x, dtype):
     """x itself where it will do."""
     if x.dtype != dtype or not x.flags.c_contiguous:
         return cupy.ascontiguousarray(x.astype(dtype))

@@ -1,0 +1,81 @@
+"""The tuned path's backward: a chain from the last chunk to the first, then all tiles of tokens side by side."""
+
+import cupy
+
+from ..device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, gradients_variant
+from ..device.launch import launch
+from ..device.workspace import Workspace
+from ..gate import Gradients
+from .cuda_chain import certify, chain, fold, make_records, plan_for
+
+
+def backward(problem, options, saved, d_out, d_final_state):
+    """`Gradients` of a forward that left a ChainSaved; d_out contiguous and of the element type."""
+    certified = options.skip == "certified"
+    plan = plan_for(problem, certified)
+    scratch = _carry_to_cuts(problem, options, plan, certified, d_out, d_final_state, saved.scratch)
+    records = make_records(problem, plan, BACKWARD_UNITS)
+    d_initial_state = problem.empty_states()
+    _sweep(problem, options, plan.backward.sweep, plan.columns, d_out, d_final_state,
+           None if scratch is None else scratch.carried, None, d_initial_state, records)
+    token_arrays = ("q", "k", "v", "g", "beta")
+    gradients = {f"d{name}": cupy.empty_like(getattr(problem, name)) for name in token_arrays}
+    of_bias = cupy.empty((plan.tiles.count, problem.value_heads, problem.K), "f4")
+    of_rate = cupy.empty((plan.tiles.count, problem.value_heads, 8), "f4")
+    launch("sm90_gradients", gradients_variant(problem.element, options.beta), problem.target, count=plan.tiles.count,
+           q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
+           d_out=d_out, states=saved.records.states, tokens=saved.records.tokens, units=saved.records.units,
+           d_states=records.states, d_tokens=records.tokens, d_units=records.units, tiles=plan.tiles.rows,
+           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
+           d_bias=of_bias, d_rate=of_rate, **gradients)
+    return Gradients(**gradients, dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
+                     ddt_bias=of_bias.sum(axis=0, dtype="f8"), d_initial_state=d_initial_state)
+
+
+def summarise(problem, options, d_out, d_final_state):
+    """The gradient of the initial states [N,HV,K,V] reached from d_final_state; d_out as for `backward`."""
+    plan = plan_for(problem, False)
+    scratch = _carry_to_cuts(problem, options, plan, False, d_out, d_final_state, None)
+    d_initial_state = problem.empty_states()
+    _sweep(problem, options, plan.backward.first, plan.columns, d_out, d_final_state,
+           None if scratch is None else scratch.carried, None, d_initial_state, None)
+    return d_initial_state
+
+
+def _carry_to_cuts(problem, options, plan, certified, d_out, d_final_state, forward_scratch):
+    """Workspace with the gradient of the state at every cut as `carried`; None where nothing is cut.
+
+    forward_scratch: the forward's, with all transitions between cuts, or None to find them here.
+    """
+    tables = plan.backward
+    if tables.before is None:
+        return None
+    size = plan.slots * problem.state_floats
+    decided = plan.slots * problem.value_heads
+    scratch = Workspace(carried=size, transitions=0 if forward_scratch else size, warmup=decided, bounds=decided)
+    warmup = None
+    if certified:
+        warmup = scratch.warmup
+        certify(problem, options, plan.slots, tables.cuts, scratch, reversed=True)
+    _sweep(problem, options, tables.before, CHAIN_SIZE, d_out, d_final_state, scratch.carried, warmup, None, None)
+    if tables.chains is not None:
+        if forward_scratch is None:
+            transitions = scratch.transitions
+            chain(problem, options, tables.transitions, None, None, None, transitions, warmup)
+        else:
+            # There a transition lies in the slot behind its piece, here in the one before it.
+            transitions = forward_scratch.transitions + 4 * problem.transition_floats
+        fold(problem, tables.chains, transitions, scratch.carried, warmup, reversed=True)
+    return scratch
+
+
+def _sweep(problem, options, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
+    """One launch over a table of pieces; records None: nothing but what the pieces carry."""
+    variant = ChainVariant(problem.element, options.beta, columns, True, records is not None, True)
+    launch("sm90_backward_chain", variant, problem.target, count=problem.target.multiprocessors,
+           q=problem.q, k=problem.k, d_out=d_out, g=problem.g, beta=problem.beta, A_log=problem.A_log,
+           dt_bias=problem.dt_bias, d_final_state=d_final_state, d_initial_state=d_initial_state, carried=carried,
+           states=records and records.states, tokens=records and records.tokens, units=records and records.units,
+           pieces=pieces.rows, warmup_chunks=warmup,
+           items=pieces.count * problem.value_heads * (CHAIN_SIZE // columns), key_heads=problem.heads,
+           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
