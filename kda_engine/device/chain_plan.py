@@ -140,7 +140,7 @@ def _backward_plan(pieces, behind):
     first, last = pieces.first, pieces.last
     before = behind - ~last
     begins, ends = -1 - pieces.sequence, -1 - pieces.sequence
-    sweep = pieces.rows(np.ones(len(first), bool), _STATE, np.where(last, ends, behind), np.where(first, begins, before))
+    sweep = pieces.rows(np.ones(len(first), bool), _STATE, np.where(last, ends, behind), np.where(first, begins, _NOWHERE))
     cut = bool((~first).any())
     middle = ~first & ~last
     return BackwardPlan(

@@ -7,7 +7,6 @@ from guarded import POISONS, guarded
 from kda_engine import layout
 from kda_engine.arrays import to_host
 from kda_engine.compare import DEVICE_TOLERANCES, REPEATED_KEY_DEVICE_TOLERANCES
-from kda_engine.engines.base import Saved
 from kda_engine.engines.cuda import CudaEngine
 from kda_engine.engines.reference import ReferenceEngine
 
@@ -28,7 +27,8 @@ def gradients(engine, case):
                       for name in ("initial_state", "d_final_state"))
     operands, state, d_state, d_out = (engine.take(operands), engine.take_array(state), engine.take_array(d_state),
                                        engine.take_array(case.d_out))
-    results = dict(vars(engine.backward(Saved(operands, case.options, state, None), d_out, d_state)))
+    saved = engine.forward(operands, case.options, state, save=True).saved
+    results = dict(vars(engine.backward(saved, d_out, d_state)))
     results["D"] = engine.summarise_backward(operands, case.options, d_out, d_state)
     return {name: to_host(x) for name, x in results.items()}
 

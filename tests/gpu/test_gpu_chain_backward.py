@@ -1,0 +1,76 @@
+"""The tuned backward: every way of dealing a problem to the chain, the range of its operands, the certified skip."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gradient_run import check_gradients, gradients
+from test_gpu_chain import dealt, needs_hopper, tuned  # noqa: F401
+
+from kda_engine import cases, layout
+from kda_engine.arrays import to_host
+from kda_engine.engines import cuda_chain
+from kda_engine.engines.cuda import CudaEngine
+
+DTYPES = ("bfloat16", "float16")
+NAMES = ("packed", "ragged", "tokens-61", "empty-runs", "many-short", "no-states", "lower_bound-logit2", "mild-bound",
+         "scale", "grouped-heads", "no-parameters", "heads-differ", "saturated", "vanishing", "zero-keys",
+         "zero-queries", "equal-keys-reflecting", "relay", "strong", "weak", "repeat")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length, columns", ((1 << 20, 128), (1, 64), (4, 128)))
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name, length, columns, dtype, dealt):  # noqa: F811
+    dealt(length, columns)
+    check_gradients(tuned(cases.make(name, dtype=dtype, K=128, V=128)))
+
+
+@pytest.mark.parametrize("tokens", (1, 15, 16, 17, 31, 32, 33, 100))
+def test_tails(tokens):
+    check_gradients(tuned(cases.make("weak", dtype="bfloat16", heads=2, K=128, V=128, tokens=tokens)))
+
+
+@pytest.mark.parametrize("length", (1 << 20, 4))
+@pytest.mark.parametrize("exponent", (-60, -20, 9, 40, 60))
+def test_values_and_output_gradients_of_any_size(exponent, length, dealt):  # noqa: F811
+    """The operands are float16: the kernels must choose their units by what they meet."""
+    dealt(length, 128)
+    case = tuned(cases.make("weak", dtype="bfloat16", heads=2, K=128, V=128, tokens=300))
+    factor = np.float32(2.0**exponent)
+    small = replace(case, v=case.v * case.v.dtype.type(factor), initial_state=case.initial_state * factor)
+    check_gradients(small)
+    check_gradients(replace(small, d_out=case.d_out / case.d_out.dtype.type(factor),
+                            d_final_state=case.d_final_state / factor))
+
+
+@pytest.mark.parametrize("name", ("strong", "weak", "relay"))
+def test_certified_skip_keeps_within_its_tolerance(name, dealt):  # noqa: F811
+    dealt(8, 128)
+    case = tuned(cases.make(name, dtype="bfloat16", heads=8, K=128, V=128, tokens=512))
+    skipping = replace(case, options=replace(case.options, tolerance=1e-6))
+    check_gradients(skipping)
+    exact, skipped = gradients(CudaEngine(), case), gradients(CudaEngine(), skipping)
+    for key, value in exact.items():
+        size = np.abs(value.astype("f4")).max()
+        assert np.allclose(skipped[key].astype("f4"), value.astype("f4"), rtol=2.0**-7, atol=1e-4 * size), key
+
+
+def test_what_a_forward_saves_is_used():
+    """And nothing is kept unasked."""
+    case = tuned(cases.make("weak", dtype="bfloat16", heads=2, K=128, V=128, tokens=100))
+    operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
+                              case.options.gate, case.initial_state)
+    engine = CudaEngine()
+    operands, state = engine.take(operands), engine.take_array(case.initial_state)
+    kept = engine.forward(operands, case.options, state, save=True)
+    dropped = engine.forward(operands, case.options, state, save=False)
+    assert kept.saved.states is not None and dropped.saved is None
+    assert to_host(kept.out).tobytes() == to_host(dropped.out).tobytes()
+
+
+@pytest.mark.parametrize("name", ("strong", "weak", "repeat"))
+def test_records_that_would_not_fit(name, monkeypatch):
+    """The gradients then come from the portable kernels, which keep nothing."""
+    monkeypatch.setattr(cuda_chain, "MOST_MEMORY", 0.0)
+    check_gradients(tuned(cases.make(name, dtype="bfloat16", heads=2, K=128, V=128, tokens=100)))
