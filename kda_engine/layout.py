@@ -200,10 +200,10 @@ def _check_bounds(cu_seqlens, tokens):
 
 
 def state_in(name, state, operands, state_layout):
-    """A state argument in [N,HV,K,V] order and the working type; zeros when absent."""
-    module = array_module(operands.k)
+    """A state argument in [N,HV,K,V] order and the working type, itself where it is that already; zeros when absent."""
     if state is None:
-        return module.zeros(operands.state_shape, dtype=operands.state_dtype)
+        return zero_states(operands)
+    module = array_module(operands.k)
     state = as_float_array(name, state)
     N, HV, K, V = operands.state_shape
     expected = (N, HV, K, V) if state_layout == "KV" else (N, HV, V, K)
@@ -213,7 +213,12 @@ def state_in(name, state, operands, state_layout):
         raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(state)}")
     if state_layout == "VK":
         state = state.swapaxes(2, 3)
-    return module.ascontiguousarray(state.astype(operands.state_dtype))
+    return module.ascontiguousarray(state.astype(operands.state_dtype, copy=False))
+
+
+def zero_states(operands):
+    """The initial states [N,HV,K,V] of a call without any."""
+    return array_module(operands.k).zeros(operands.state_shape, dtype=operands.state_dtype)
 
 
 def state_out(state, state_layout):

@@ -66,16 +66,17 @@ class ChainPlan:
     last_slots: object
 
 
-def make_chain_plan(cu_seqlens, value_heads, multiprocessors, certified):
+def make_chain_plan(cu_seqlens, value_heads, multiprocessors, certified, from_zeros):
     """The ChainPlan for cu_seqlens (NumPy int64 [N+1]); the last few are remembered.
 
-    certified: the warm-ups before the cuts may turn out short.
+    certified: the warm-ups before the cuts may turn out short. from_zeros: there are no initial states to read.
     """
-    return _plan(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes(), value_heads, multiprocessors, certified)
+    return _plan(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes(), value_heads, multiprocessors, certified,
+                 from_zeros)
 
 
 @lru_cache(maxsize=64)
-def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
+def _plan(device, cu_seqlens, value_heads, multiprocessors, certified, from_zeros):
     cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
     counts = -(-np.diff(cu_seqlens) // CHUNK)
     length, columns = choose(counts, value_heads, multiprocessors, certified)
@@ -83,19 +84,19 @@ def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
     inner = ~pieces.last
     slots = int(inner.sum())
     own = np.cumsum(inner) - 1
+    initial = np.full_like(pieces.sequence, _NOWHERE) if from_zeros else -1 - pieces.sequence
+    enters = np.where(pieces.first, initial, _NOWHERE)
     before = None
     if slots:
-        enters = np.where(pieces.first, -1 - pieces.sequence, _NOWHERE)
         before = _longest_first(
             pieces.rows(inner, _STATE, enters, own), pieces.rows(inner & ~pieces.first, _TRANSITION, _NOWHERE, own))
     every = np.arange(len(pieces.first))
-    enters = np.where(pieces.first, -1 - pieces.sequence, _NOWHERE)
     states = pieces.rows(every >= 0, _STATE, enters, every)
     transitions = pieces.rows(every >= 0, _TRANSITION, _NOWHERE, every)
     return ChainPlan(
         columns=columns,
         forward=_longest_first(pieces.rows(
-            every >= 0, _STATE, np.where(pieces.first, -1 - pieces.sequence, own - inner),
+            every >= 0, _STATE, np.where(pieces.first, initial, own - inner),
             np.where(pieces.last, -1 - pieces.sequence, _NOWHERE))),
         before=before,
         slots=slots,

@@ -32,9 +32,9 @@ KNOWN = {
 
 def current():
     """The Target of CuPy's current device. Raises RuntimeError for a device older than compute capability 8.0."""
-    import cupy
+    from cupy.cuda import runtime
 
-    return of_device(cupy.cuda.Device().id)
+    return of_device(runtime.getDevice())
 
 
 @cache

@@ -1,11 +1,14 @@
 """The CUDA engine: all stages by kernel. CuPy is needed from the import of this module on."""
 
+from dataclasses import replace
+
 import cupy
 
 from ..device import target
+from ..layout import zero_states
 from . import cuda_backward, cuda_chain, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
-from .cuda_problem import take_problem
+from .cuda_problem import contiguous, take_problem
 
 
 class CudaEngine(Engine):
@@ -31,6 +34,10 @@ class CudaEngine(Engine):
         problem = take_problem(operands, self.target)
         path = (cuda_step if cuda_step.covers(problem) else
                 cuda_chain if cuda_chain.covers(problem, options) else cuda_general)
+        if initial_state is not None:
+            initial_state = contiguous(initial_state, initial_state.dtype)
+        elif path is not cuda_chain:
+            initial_state = zero_states(operands)
         out, final_state = path.forward(problem, options, initial_state)
         saved = Saved(operands, options, initial_state, None) if save else None
         if out.dtype != operands.v.dtype:
@@ -41,4 +48,6 @@ class CudaEngine(Engine):
         return cuda_backward.summarise_backward(operands, options, d_out, d_final_state, self.target, self.poll)
 
     def backward(self, saved, d_out, d_final_state):
+        if saved.initial_state is None:
+            saved = replace(saved, initial_state=zero_states(saved.operands))
         return cuda_backward.backward(saved, d_out, d_final_state, self.target, self.summarise, self.poll)

@@ -18,10 +18,11 @@ def covers(problem, options):
 
 
 def forward(problem, options, initial_state):
-    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
+    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states, None for zeros.
+    """
     certified = options.skip == "certified"
-    plan = _plan(problem, certified)
-    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    plan = _plan(problem, certified, initial_state is None)
+    out, final_state = problem.empty_like_values(), problem.empty_states()
     scratch = None
     if plan.before is not None:
         size = plan.slots * problem.state_floats
@@ -43,7 +44,7 @@ def forward(problem, options, initial_state):
 
 def summarise(problem, options, initial_state, transition):
     """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
-    plan = _plan(problem, False)
+    plan = _plan(problem, False, False)
     shape = (plan.summary_slots,) + initial_state.shape[1:]
     carried = cupy.empty(shape, "f4")
     folds = plan.summary_chains is not None
@@ -63,8 +64,9 @@ def summarise(problem, options, initial_state, transition):
     return Affine(M, carried[plan.last_slots])
 
 
-def _plan(problem, certified):
-    return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified)
+def _plan(problem, certified, from_zeros):
+    return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified,
+                           from_zeros)
 
 
 def _chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None):
