@@ -32,9 +32,9 @@ KNOWN = {
 
 def current():
     """The Target of CuPy's current device. Raises RuntimeError for a device older than compute capability 8.0."""
-    from cupy.cuda import runtime
+    import cupy
 
-    return of_device(runtime.getDevice())
+    return of_device(cupy.cuda.runtime.getDevice())
 
 
 @cache

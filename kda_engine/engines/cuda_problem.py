@@ -1,7 +1,7 @@
 """One problem as the kernels want it: contiguous arrays of one element type, float32 parameters, a plan."""
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import cupy
 import numpy as np
@@ -22,8 +22,7 @@ _FLOAT32 = np.dtype("f4")
 _variant = cache(variant)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
     Sizes, plan, kernel variant.
     """
@@ -67,11 +66,11 @@ class Problem:
 
     def empty_like_values(self):
         """An array for the output [T,HV,V], of the element type."""
-        return cupy.empty(self.v.shape, self.v.dtype)
+        return cupy.ndarray(self.v.shape, self.v.dtype)
 
     def empty_states(self):
         """An array for the final states [N,HV,K,V], float32."""
-        return cupy.empty((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
+        return cupy.ndarray((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
 
 
 def take_problem(operands, target):
@@ -93,10 +92,12 @@ def take_problem(operands, target):
     dtype = _DTYPES[element]
     parameter = lambda x: None if x is None else contiguous(x, _FLOAT32)
     return Problem(
-        *[contiguous(x, dtype) for x in arrays], parameter(operands.A_log), parameter(operands.dt_bias),
-        operands.cu_seqlens, heads, value_heads, K, V, element,
-        make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
-        _variant(element, K, target), target)
+        *[contiguous(x, dtype) for x in arrays],
+        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias), cu_seqlens=operands.cu_seqlens,
+        heads=heads, value_heads=value_heads, K=K, V=V, element=element,
+        plan=make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
+        variant=_variant(element, K, target), target=target,
+    )
 
 
 def contiguous(x, dtype):
