@@ -1,13 +1,14 @@
 """The tuned path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
 
 import math
+from functools import lru_cache
 
 import cupy
 
 from ..affine import Affine
 from ..device.chain_plan import make_chain_plan
 from ..device.kernels import CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FOLD_VARIANT, ChainVariant, certify_variant
-from ..device.launch import launch
+from ..device.launch import Prepared, launch
 from ..device.workspace import Workspace
 
 
@@ -71,14 +72,20 @@ def _plan(problem, certified, from_zeros):
 
 def _chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    outputs = columns is not None
-    variant = ChainVariant(problem.element, options.beta, outputs, columns or CHAIN_SIZE)
-    launch("sm90_chain", variant, problem.target, count=problem.target.multiprocessors,
+    prepared = _prepare(problem.element, problem.heads, problem.value_heads, problem.target, options, pieces, columns)
+    launch("sm90_chain", prepared, problem.target,
            q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, initial_state=initial_state, final_state=final_state, carried=carried,
-           transitions=transitions, out=out, pieces=pieces.rows, warmup_chunks=warmup,
-           items=pieces.count * problem.value_heads * (CHAIN_SIZE // variant.columns), key_heads=problem.heads,
-           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
+           transitions=transitions, out=out, warmup_chunks=warmup)
+
+
+@lru_cache(maxsize=64)
+def _prepare(element, heads, value_heads, target, options, pieces, columns):
+    """What does not change from launch to launch over a table."""
+    variant = ChainVariant(element, options.beta, columns is not None, columns or CHAIN_SIZE)
+    return Prepared(variant, count=target.multiprocessors, pieces=pieces.rows,
+                    items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
+                    heads=value_heads, lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
 
 
 def _fold(problem, chains, transitions, carried, warmup):
