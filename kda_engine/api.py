@@ -40,12 +40,17 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     """
     _check_options(options)
     operands, packing = layout.pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate, initial_state)
-    state = layout.state_in("initial_state", initial_state, operands, options.state_layout)
+    state = None
+    if initial_state is not None:
+        state = layout.state_in("initial_state", initial_state, operands, options.state_layout)
     if check_finite:
         check_values(operands, options)
-        check_states(initial_state=state)
+        if state is not None:
+            check_states(initial_state=state)
     runner = make_engine(engine)
-    operands, state = runner.take(operands), runner.take_array(state)
+    operands = runner.take(operands)
+    if state is not None:
+        state = runner.take_array(state)
     result = runner.forward(operands, options, state, save)
     return ForwardResult(
         out=like(packing.unpack(result.out), v),

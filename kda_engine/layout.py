@@ -111,15 +111,16 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
         named.pop("q")
     arrays = {name: as_float_array(name, x) for name, x in named.items()}
     module = array_module(arrays["k"])
-    for name, x in arrays.items():
-        if array_module(x) is not module:
-            raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
+    if len({type(x) for x in arrays.values()}) > 1:
+        for name, x in arrays.items():
+            if array_module(x) is not module:
+                raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
 
-    shape = _check_shapes(*(arrays[name].shape if name in arrays else None for name in _PER_TOKEN))
-    bounds = shape.bounds
-    if shape.batch is not None:
-        if cu_seqlens is not None and shape.batch[0] != 1:
-            raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {shape.batch[0]}")
+    shape = _check_shapes(tuple(arrays), *[x.shape for x in arrays.values()])
+    bounds, batch = shape.bounds, shape.packing.batch
+    if batch is not None:
+        if cu_seqlens is not None and batch[0] != 1:
+            raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {batch[0]}")
         arrays = {name: x.reshape((shape.tokens,) + x.shape[2:]) for name, x in arrays.items()}
     if cu_seqlens is not None:
         bounds = check_cu_seqlens(cu_seqlens, shape.tokens)
@@ -131,16 +132,16 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     dt_bias = _parameter("dt_bias", dt_bias, shape.dt_bias, module)
     operands = Operands(arrays.get("q", arrays["k"]), arrays["k"], arrays["v"], arrays["g"], arrays["beta"],
                         A_log, dt_bias, bounds, _working_type(*arrays.values(), A_log, dt_bias, initial_state))
-    return operands, Packing(shape.batch)
+    return operands, shape.packing
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the shapes of a call's per-token arrays say: batch as in `Packing`; tokens in all; the bounds of the
-    sequences where no others are given, read-only; the shapes that the parameters must have.
+    """What the shapes of a call's per-token arrays say: tokens in all; the bounds of the sequences where no others are
+    given, read-only; the shapes that the parameters must have.
     """
 
-    batch: tuple | None
+    packing: Packing
     tokens: int
     bounds: np.ndarray
     A_log: tuple
@@ -148,9 +149,9 @@ class _Shape:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _check_shapes(*given):
-    """The _Shape for the shapes of the arrays of _PER_TOKEN, in order; None for q when there is none."""
-    given = {name: shape for name, shape in zip(_PER_TOKEN, given) if shape is not None}
+def _check_shapes(names, *shapes):
+    """The _Shape for the shapes of the named arrays."""
+    given = dict(zip(names, shapes))
     k, v = given["k"], given["v"]
     batched = len(k) == 4
     for name, shape in given.items():
@@ -171,7 +172,7 @@ def _check_shapes(*given):
     batch, length = lead if batched else (1, lead[0])
     bounds = np.arange(batch + 1, dtype=np.int64) * length
     bounds.flags.writeable = False
-    return _Shape(lead if batched else None, batch * length, bounds, (HV,), (HV, K))
+    return _Shape(Packing(lead if batched else None), batch * length, bounds, (HV,), (HV, K))
 
 
 def check_cu_seqlens(cu_seqlens, tokens):
@@ -200,10 +201,10 @@ def _check_bounds(cu_seqlens, tokens):
 
 
 def state_in(name, state, operands, state_layout):
-    """A state argument in [N,HV,K,V] order and the working type; zeros when absent."""
-    module = array_module(operands.k)
+    """A state argument in [N,HV,K,V] order and the working type, itself where it is that already; zeros when absent."""
     if state is None:
-        return module.zeros(operands.state_shape, dtype=operands.state_dtype)
+        return zero_states(operands)
+    module = array_module(operands.k)
     state = as_float_array(name, state)
     N, HV, K, V = operands.state_shape
     expected = (N, HV, K, V) if state_layout == "KV" else (N, HV, V, K)
@@ -213,7 +214,12 @@ def state_in(name, state, operands, state_layout):
         raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(state)}")
     if state_layout == "VK":
         state = state.swapaxes(2, 3)
-    return module.ascontiguousarray(state.astype(operands.state_dtype))
+    return module.ascontiguousarray(state.astype(operands.state_dtype, copy=False))
+
+
+def zero_states(operands):
+    """The initial states [N,HV,K,V] of a call without any."""
+    return array_module(operands.k).zeros(operands.state_shape, dtype=operands.state_dtype)
 
 
 def state_out(state, state_layout):

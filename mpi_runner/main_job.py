@@ -11,6 +11,7 @@ from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultWriter
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
+from kda_engine.refusal import refusal
 
 from . import resources
 from .clock import Clock
@@ -53,13 +54,26 @@ class _Run:
         self.segments = partition(source.cu_seqlens, session.size, cuts)
         self.segment = self.segments[session.rank]
         self.threads = session.threads()
+        self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
         self.engine = session.together(self._make_engine)
+        session.together(self._check_engine)
         self._check_resources()
 
     def _make_engine(self):
         if self.job.engine in ("auto", "cuda") and cuda_usable():
             self.session.use_device(self.job.oversubscribe)
         return make_engine(self.job.engine, self.session.poll, self.threads)
+
+    def _check_engine(self):
+        """Whether the engine takes this input is told before anything is read."""
+        source = self.source
+        shapes = {"q": (source.H, source.K), "k": (source.H, source.K), "v": (source.HV, source.V),
+                  "g": (source.HV, source.K), "beta": (source.HV,)}
+        empty = {name: np.empty((0,) + shape, source.dtypes[name]) for name, shape in shapes.items()}
+        problem = refusal(self.engine, Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]),
+                                                state_dtype=self.state_dtype), self.options)
+        if problem is not None:
+            raise InputError(f"{self.job.input}: {problem}")
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):
@@ -130,9 +144,8 @@ class _Run:
                                                      self.engine.take_array)
             rows |= {name: self.convolution.forward(name) for name in CHANNELS}
         parameter = lambda name: source.read_whole(name) if source.has(name) and self.options.gate != "log" else None
-        dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
         operands = Operands(**rows, A_log=parameter("A_log"), dt_bias=parameter("dt_bias"),
-                            cu_seqlens=np.array([0, segment.stop - segment.start]), state_dtype=dtype)
+                            cu_seqlens=np.array([0, segment.stop - segment.start]), state_dtype=self.state_dtype)
         self.share = Share.of(segment, operands)
         self.initial_states = self._read_states("initial_state", segment.started, from_end=True)
         if self.job.backward:
@@ -162,7 +175,7 @@ class _Run:
 
     def _reduce(self, result):
         """Gradients of everything all tokens share, summed over all ranks; typed for the output."""
-        source, dtype = self.source, self.share.operands.state_dtype
+        source, dtype = self.source, self.state_dtype
         HV, K = source.HV, source.K
         mine = {}
         of_groups = lambda name, shape: sum((getattr(g, name) for g in result.gradients.values()), np.zeros(shape))
@@ -196,7 +209,7 @@ class _Run:
 
     def _parts(self, result, parameters):
         """Every tensor of the output as this rank holds it, in the file's order."""
-        source, segments, state_dtype = self.source, self.segments, self.share.operands.state_dtype
+        source, segments, state_dtype = self.source, self.segments, self.state_dtype
         N, HV, K, V = source.N, source.HV, source.K, source.V
         tokens = [(s.start, s.stop - s.start) for s in segments]
         sequences = lambda of: [(r.start if len(r) else 0, len(r)) for r in (getattr(s, of) for s in segments)]
@@ -229,7 +242,7 @@ class _Run:
 
     def _boundary_parts(self, result):
         """One row a rank: its own pair and what it scanned; NaN where it has none (a rank that feeds nobody, say)."""
-        source, size, dtype = self.source, self.session.size, self.share.operands.state_dtype
+        source, size, dtype = self.source, self.session.size, self.state_dtype
         each = [(rank, 1) for rank in range(size)]
         parts = []
         for name in ("M", "S", "S_in") + (("D", "dS_out") if self.job.backward else ()):

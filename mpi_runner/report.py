@@ -54,7 +54,7 @@ def describe(run, result, input_digest):
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
         "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
     }
-    rows = session.exchange.collect((mine, result.skips), "collecting the report")
+    rows = session.exchange.collect((mine, [skip() for skip in result.skips]), "collecting the report")
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for _, of_rank in rows for row in of_rank])

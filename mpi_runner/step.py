@@ -4,6 +4,7 @@ Whatever does not wait for the exchange is computed while it is under way.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,8 @@ class ShareResult:
     """What one rank's share yields, group by group, and the states and boundaries behind it.
 
     forwards, gradients: by group name. final_state, d_initial_state [pieces,HV,K,V]. boundary: name -> array of this
-    rank's own pair (M, S, D) where it has one, and the states it scanned (S_in, dS_out). skips: report rows.
+    rank's own pair (M, S, D) where it has one, and the states it scanned (S_in, dS_out). skips: calls that give a
+    report row each; their bounds go over all tokens again, which nobody should wait for before the results are there.
     """
 
     forwards: dict = field(default_factory=dict)
@@ -151,7 +153,8 @@ class Step:
                 self._keep_boundary(S_in=self.states[0])
             self._run_forward("left")
         if self.segment.right is not None:
-            self._report_skip(feeding, self.segment.right, self.ahead, self.states[-1], backward=False)
+            self.result.skips.append(partial(self._skip_row, feeding, self.segment.right, self.ahead, self.states[-1],
+                                             backward=False))
 
     def _backward_gathered(self):
         passing = self.segment.left is not None and self.segment.right is self.segment.left
@@ -184,7 +187,8 @@ class Step:
                 self._keep_boundary(dS_out=self.d_states[-1])
             self._run_backward("left" if passing else "right")
         if self.share.left is not None:
-            self._report_skip(self.share.left, self.segment.left, self.back, self.d_states[0], backward=True)
+            self.result.skips.append(partial(self._skip_row, self.share.left, self.segment.left, self.back,
+                                             self.d_states[0], backward=True))
 
     def _decision(self, group, backward):
         return None if group is None else decay.decide(group.operands, self.options, backward)
@@ -236,7 +240,7 @@ class Step:
                                                         leaving)[0]
         return D
 
-    def _report_skip(self, group, piece, decision, boundary, backward):
+    def _skip_row(self, group, piece, decision, boundary, backward):
         """One report row: which heads' past was dropped, and the bound on what that cost."""
         operands = group.operands
         passing = piece.from_left and piece.to_right
@@ -256,7 +260,7 @@ class Step:
             row["log_transition"] = whole.tolist()
             if len(dropped):
                 row["bound"] = self._bound(group, decision, dropped, boundary, backward).tolist()
-        self.result.skips.append(row)
+        return row
 
     def _bound(self, group, decision, dropped, boundary, backward):
         """e^(bound of the warm-up) times a bound on the norm of what it multiplied [HV]; 0 for heads that were kept."""

@@ -14,6 +14,11 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 
+# Open MPI refuses root, and more ranks than cores, unless told otherwise; it ties the ranks of every job to the same
+# first cores. MPICH takes no notice of these.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
 
 def mpirun():
     """The launcher's path. Its absence fails the test: distributed runs are what the project is for."""
@@ -26,7 +31,7 @@ def mpirun():
 
 def _environment(extra):
     # One thread a rank: the ranks together are more than the cores of a small machine.
-    return {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
+    return {**os.environ, "OMP_NUM_THREADS": "1", **OPEN_MPI, **(extra or {})}
 
 
 def launch(ranks, *command, timeout=300, environment=None):

@@ -13,6 +13,9 @@ from launcher import launch, memory_folder
 from mpi.all_cases import write_case
 
 from kda_engine import cases
+from kda_engine.engines.host import HostEngine
+from kda_engine.errors import InputError
+from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultFile
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
@@ -107,6 +110,22 @@ def test_all_ranks_refuse_it_together(files, what):
     done = launch(3, "-m", "mpi_runner", "run", source, output, "--backward", "--engine", "numpy", *options)
     assert_refused(source, output, done.returncode, done.stderr, words)
     assert done.stderr.count("error:") == 1
+
+
+def test_what_the_engine_does_not_take_is_told_before_it_is_read(files, capsys, monkeypatch):
+    source, output = files
+
+    def no_engine_for_this(self, *arguments, **named):
+        raise InputError("engine: expected no such type")
+
+    def read_nothing(self, *arguments):
+        raise AssertionError("something was read")
+
+    monkeypatch.setattr(HostEngine, "forward", no_engine_for_this)
+    monkeypatch.setattr(InputFile, "read", read_nothing)
+    for more in ([], ["--dry-run"]):
+        code = main(["run", str(source), str(output), "--engine", "numpy", *more])
+        assert_refused(source, output, code, capsys.readouterr().err, ("in.h5", "expected no such type"))
 
 
 def test_a_usage_error_is_told_once(files):

@@ -12,6 +12,7 @@ import pytest
 import kda_engine as kda
 from kda_engine.bench import clocks, host, table
 from kda_engine.bench.host import Host
+from kda_engine.bench.problem import Problem
 from kda_engine.bench.record import CONTROL, OURS, make_record, read_record
 from kda_engine.bench.shapes import SHAPES, draw, draw_gradients, parse
 from kda_engine.engines.host import HostEngine
@@ -104,6 +105,23 @@ def test_a_peer_is_measured_in_turn_and_its_distance_shown(tmp_path, capsys, mon
     row, = read_record(path)["rows"]
     assert set(row["samples"]) == {OURS, CONTROL, "half"} and row["peer_errors"]["half"] == pytest.approx(0.5)
     assert "half ms | half / ours | half from ours" in capsys.readouterr().out
+
+
+def test_a_peers_result_may_be_of_another_array_library():
+    class Foreign:
+        """What a tensor of PyTorch has in common with an array: DLPack, and none of the rest."""
+
+        def __init__(self, x):
+            self._x, self.dtype = x, str(x.dtype)
+
+        def __dlpack__(self, **how):
+            return self._x.__dlpack__(**how)
+
+        def __dlpack_device__(self):
+            return self._x.__dlpack_device__()
+
+    problem = Problem(Host("machine"), "20x1", "strong", 0.0)
+    assert problem.distance(Foreign(0.5 * problem.forward().out)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("factor, code", [(1.0, 0), (1.01, 1)])

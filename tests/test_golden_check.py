@@ -12,6 +12,7 @@ from launcher import launch
 
 import kda_engine as kda
 from kda_engine import cases
+from kda_engine.engines.host import HostEngine
 from kda_engine.evaluation import evaluate, reference
 from kda_engine.hdf5.golden import read_golden, write_golden
 from kda_engine.hdf5.results import write_results
@@ -122,6 +123,30 @@ def test_many_goldens_are_a_line_each_and_a_table_where_one_fails(made, capsys):
     assert told["a.h5"][0].endswith("  ok") and "10 tensors, largest error" in told["c.h5"][0]
     assert [line.split()[0] for line in lines if "FAIL" in line] == ["grads/dk"] and len(lines) == 1 + 13 + 1 + 1
     assert lines[-1] == "2 of 3 goldens pass"
+
+
+def test_a_golden_that_the_engine_does_not_take_is_passed_over(made, capsys, monkeypatch):
+    golden, _ = made
+    case = cases.make("ordinary", dtype="f8")
+    write_golden(golden.parent / "wide.h5", case, reference(case), {})
+    forward = HostEngine.forward
+
+    def narrow(self, operands, *arguments, **named):
+        if operands.state_dtype == np.float64:
+            raise kda.InputError("engine: expected no float64")
+        return forward(self, operands, *arguments, **named)
+
+    monkeypatch.setattr(HostEngine, "forward", narrow)
+    report = golden.parent / "report.xml"
+    assert check("--engine", "numpy", "--junit", report, golden, golden.parent / "wide.h5") == PASS
+    out = capsys.readouterr().out
+    assert "wide.h5: ordinary, engine numpy: not compared: engine: expected no float64" in out
+    assert out.splitlines()[-1] == "1 of 2 goldens pass, 1 were not compared"
+    taken, refused = ElementTree.parse(report).getroot()
+    assert (taken.get("skipped"), refused.get("skipped"), refused.get("failures")) == ("0", "1", "0")
+    assert refused.find("testcase/skipped").get("message") == "engine: expected no float64"
+    assert check("--engine", "numpy", "--json", golden.parent / "wide.h5") == NOTHING_COMPARED
+    assert json.loads(capsys.readouterr().out)[0]["refused"] == "engine: expected no float64"
 
 
 def test_json_holds_every_metric(made, capsys):

@@ -16,7 +16,7 @@ LAYERS = [
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from .. import api
-from ..arrays import to_host
+from ..arrays import as_array, to_host
 from ..compare import compare, tolerance_for
 from ..options import Options
 from . import roofline
@@ -73,8 +73,9 @@ class Problem:
         return self._errors[what]
 
     def distance(self, out):
-        """How far somebody else's out is from ours, on the checked heads."""
-        return compare(*(pick_heads("out", x, self.checked_heads) for x in (out, self.forward().out)))
+        """How far somebody else's out, of any array library, is from ours, on the checked heads."""
+        pair = as_array("out", out), self.forward().out
+        return compare(*(pick_heads("out", x, self.checked_heads) for x in pair))
 
     def _find_error(self, what):
         fwd = self.forward(save=what == BOTH)

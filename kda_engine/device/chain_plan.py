@@ -37,9 +37,9 @@ _STATE, _TRANSITION = 0, 1
 _NOWHERE = -(2**31)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """Rows on the device; count of them."""
+    """Rows on the device; count of them. Each table is equal to itself only."""
 
     count: int
     rows: object

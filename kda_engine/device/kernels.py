@@ -1,6 +1,7 @@
 """The kernel table: every kernel, its file, what it is compiled for, its launch shape and its parameters."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,8 +85,7 @@ def variant(element, K, target):
     return Variant(element, key_size, 2 if fits_twice else 1)
 
 
-@dataclass(frozen=True)
-class ChainVariant:
+class ChainVariant(NamedTuple):
     """What a chain is compiled for.
 
     columns: value columns of a block. queries: whether it reads queries; the forward then writes outputs. saves: whether

@@ -37,7 +37,7 @@ def current():
     """The Target of CuPy's current device. Raises RuntimeError for a device older than compute capability 8.0."""
     import cupy
 
-    return of_device(cupy.cuda.Device().id)
+    return of_device(cupy.cuda.runtime.getDevice())
 
 
 @cache

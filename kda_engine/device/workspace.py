@@ -14,10 +14,11 @@ class Workspace:
     """
 
     def __init__(self, **regions):
-        offset, places = 0, {}
+        size = 0
         for name, floats in regions.items():
-            places[name] = offset
-            offset += -(-4 * floats // ALIGNMENT) * ALIGNMENT
-        self._memory = cupy.cuda.alloc(offset)
-        for name, place in places.items():
-            setattr(self, name, self._memory.ptr + place)
+            regions[name] = size
+            size += -(-4 * floats // ALIGNMENT) * ALIGNMENT
+        self._memory = cupy.cuda.alloc(size)
+        start = self._memory.ptr
+        for name, offset in regions.items():
+            setattr(self, name, start + offset)

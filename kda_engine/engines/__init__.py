@@ -24,10 +24,15 @@ def make_engine(name, poll=lambda: None, threads=None):
         if not cuda_usable():
             raise InputError("engine: expected CuPy and a CUDA device of compute capability 8.0 or later for 'cuda', "
                              "got none")
-        from .cuda import CudaEngine
-
-        return CudaEngine(poll)
+        return _cuda_engine()(poll)
     raise InputError(f"engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}")
+
+
+@cache
+def _cuda_engine():
+    from .cuda import CudaEngine
+
+    return CudaEngine
 
 
 @cache

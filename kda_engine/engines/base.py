@@ -10,12 +10,12 @@ from ..gate import Gradients
 from ..layout import Operands
 from ..options import Options
 
-_ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
-
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward needs of a forward: its inputs and, per engine, the states it kept."""
+    """What the backward needs of a forward: its inputs, where no initial state may stand for zeros, and, per engine, the
+    states it kept.
+    """
 
     operands: Operands
     options: Options
@@ -46,10 +46,10 @@ class Engine:
 
     def take(self, operands):
         """All operands where this engine computes."""
-        given = {name: x for name in _ARRAYS if (x := getattr(operands, name)) is not None}
-        taken = {name: self.take_array(x) for name, x in given.items()}
-        there = all(taken[name] is x for name, x in given.items())
-        return operands if there else replace(operands, **taken)
+        arrays = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
+        moved = {name: taken for name in arrays
+                 if (x := getattr(operands, name)) is not None and (taken := self.take_array(x)) is not x}
+        return replace(operands, **moved) if moved else operands
 
     def summarise(self, operands, options, initial_state, transition):
         """The affine map of every sequence: `Affine(M, S)`.
@@ -60,7 +60,9 @@ class Engine:
         raise NotImplementedError
 
     def forward(self, operands, options, initial_state, save):
-        """Outputs and final states from the true initial states [N,HV,K,V]; keeps what the backward needs if `save`."""
+        """Outputs and final states from the true initial states [N,HV,K,V], None for zeros; keeps what the backward
+        needs if `save`.
+        """
         raise NotImplementedError
 
     def summarise_backward(self, operands, options, d_out, d_final_state):

@@ -1,8 +1,11 @@
 """The CUDA engine: all stages by kernel. CuPy is needed from the import of this module on."""
 
+from dataclasses import replace
+
 import cupy
 
 from ..device import target
+from ..layout import zero_states
 from . import cuda_backward, cuda_chain, cuda_chain_backward, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
 from .cuda_problem import contiguous, take_problem
@@ -29,13 +32,16 @@ class CudaEngine(Engine):
     def forward(self, operands, options, initial_state, save):
         self.poll()
         problem = take_problem(operands, self.target)
+        if initial_state is not None:
+            initial_state = contiguous(initial_state, initial_state.dtype)
         kept = None
-        if cuda_step.covers(problem):
-            out, final_state = cuda_step.forward(problem, options, initial_state)
-        elif cuda_chain.covers(problem, options):
+        if cuda_chain.covers(problem, options) and not cuda_step.covers(problem):
             out, final_state, kept = cuda_chain.forward(problem, options, initial_state, save)
         else:
-            out, final_state = cuda_general.forward(problem, options, initial_state)
+            if initial_state is None:
+                initial_state = zero_states(operands)
+            path = cuda_step if cuda_step.covers(problem) else cuda_general
+            out, final_state = path.forward(problem, options, initial_state)
         saved = Saved(operands, options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:
             out = out.astype(operands.v.dtype)
@@ -55,4 +61,6 @@ class CudaEngine(Engine):
             problem = take_problem(saved.operands, self.target)
             return cuda_chain_backward.backward(problem, saved.options, saved.states, contiguous(d_out, d_out.dtype),
                                                 contiguous(d_final_state, d_final_state.dtype))
+        if saved.initial_state is None:
+            saved = replace(saved, initial_state=zero_states(saved.operands))
         return cuda_backward.backward(saved, d_out, d_final_state, self.target, self.summarise, self.poll)

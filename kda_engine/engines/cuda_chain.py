@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import cupy
 
@@ -9,7 +10,7 @@ from ..affine import Affine
 from ..device.chain_plan import make_chain_plan
 from ..device.kernels import (CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
                               ChainVariant, certify_variant, fold_variant)
-from ..device.launch import launch
+from ..device.launch import Prepared, launch
 from ..device.workspace import Workspace
 
 # The share of the device's memory that the records of a forward may take; the backward makes as many again.
@@ -109,15 +110,22 @@ def certify(problem, options, slots, cuts, scratch, reversed):
 def chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
           records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    outputs = columns is not None
-    variant = ChainVariant(problem.element, options.beta, columns or CHAIN_SIZE, outputs, records is not None, False)
-    launch("sm90_chain", variant, problem.target, count=problem.target.multiprocessors,
+    prepared = _prepare(problem.element, problem.heads, problem.value_heads, problem.target, options, pieces, columns,
+                        records is not None)
+    launch("sm90_chain", prepared, problem.target,
            q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, initial_state=initial_state, final_state=final_state, carried=carried,
            transitions=transitions, out=out, states=records and records.states, tokens=records and records.tokens,
-           units=records and records.units, pieces=pieces.rows, warmup_chunks=warmup,
-           items=pieces.count * problem.value_heads * (CHAIN_SIZE // variant.columns), key_heads=problem.heads,
-           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
+           units=records and records.units, warmup_chunks=warmup)
+
+
+@lru_cache(maxsize=64)
+def _prepare(element, heads, value_heads, target, options, pieces, columns, saves):
+    """What does not change from launch to launch over a table."""
+    variant = ChainVariant(element, options.beta, columns or CHAIN_SIZE, columns is not None, saves, False)
+    return Prepared(variant, count=target.multiprocessors, pieces=pieces.rows,
+                    items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
+                    heads=value_heads, lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
 
 
 def fold(problem, chains, transitions, carried, warmup, reversed):

@@ -10,7 +10,7 @@ from ..device.workspace import Workspace
 def forward(problem, options, initial_state):
     """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
     plan = problem.plan
-    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    out, final_state = problem.empty_like_values(), problem.empty_states()
     if plan.parts is None:
         scratch = Workspace(records=_record_floats(problem))
         prepare(problem, options, True, scratch.records)

@@ -1,6 +1,7 @@
 """One problem as the kernels want it: contiguous arrays of one element type, float32 parameters, a plan."""
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import cupy
 import numpy as np
@@ -15,12 +16,13 @@ from ..options import BETAS, GATES
 _VECTOR = 16
 assert ALIGNMENT % _VECTOR == 0
 
-_FLOAT32 = np.dtype("f4")
 _DTYPES = {name: dtype for dtype, name in ELEMENT_OF.items()}
+_FLOAT32 = np.dtype("f4")
+
+_variant = cache(variant)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
     Sizes, plan, kernel variant.
     """
@@ -64,11 +66,11 @@ class Problem:
 
     def empty_like_values(self):
         """An array for the output [T,HV,V], of the element type."""
-        return cupy.empty(self.v.shape, self.v.dtype)
+        return cupy.ndarray(self.v.shape, self.v.dtype)
 
     def empty_states(self):
         """An array for the final states [N,HV,K,V], float32."""
-        return cupy.empty((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
+        return cupy.ndarray((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
 
 
 def take_problem(operands, target):
@@ -76,28 +78,30 @@ def take_problem(operands, target):
 
     Raises InputError for float64 and for K or V above 256.
     """
-    for name, size in (("k", operands.K), ("v", operands.V)):
-        if size > LARGEST_SIZE:
-            raise InputError(f"{name}: expected a head size of at most {LARGEST_SIZE} for engine 'cuda', got {size}")
-    if operands.state_dtype != np.float32:
+    heads, K = operands.k.shape[1:]
+    value_heads, V = operands.v.shape[1:]
+    if K > LARGEST_SIZE or V > LARGEST_SIZE:
+        name, size = ("k", K) if K > LARGEST_SIZE else ("v", V)
+        raise InputError(f"{name}: expected a head size of at most {LARGEST_SIZE} for engine 'cuda', got {size}")
+    if operands.state_dtype != _FLOAT32:
         raise InputError("engine: expected no float64 input for 'cuda', which computes in float32; 'numpy' and "
                          "'reference' take float64")
-    arrays = {name: getattr(operands, name) for name in ("q", "k", "v", "g", "beta")}
-    types = {x.dtype for x in arrays.values()}
+    arrays = (operands.q, operands.k, operands.v, operands.g, operands.beta)
+    types = {x.dtype for x in arrays}
     element = ELEMENT_OF[types.pop()] if len(types) == 1 else "float32"
-    parameter = lambda x: None if x is None else contiguous(x, np.float32)
+    dtype = _DTYPES[element]
+    parameter = lambda x: None if x is None else contiguous(x, _FLOAT32)
     return Problem(
-        **{name: contiguous(x, _DTYPES[element]) for name, x in arrays.items()},
-        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias),
-        cu_seqlens=operands.cu_seqlens, heads=operands.heads, value_heads=operands.value_heads, K=operands.K,
-        V=operands.V, element=element,
-        plan=make_plan(operands.cu_seqlens, operands.value_heads, operands.K, operands.V, target.multiprocessors),
-        variant=variant(element, operands.K, target), target=target,
+        *[contiguous(x, dtype) for x in arrays],
+        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias), cu_seqlens=operands.cu_seqlens,
+        heads=heads, value_heads=value_heads, K=K, V=V, element=element,
+        plan=make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
+        variant=_variant(element, K, target), target=target,
     )
 
 
 def contiguous(x, dtype):
-    """x itself where it will do."""
+    """x in that type, contiguous and aligned for the kernels: itself where it will do."""
     if x.dtype != dtype or not x.flags.c_contiguous:
         return cupy.ascontiguousarray(x.astype(dtype))
     return x if x.data.ptr % _VECTOR == 0 else x.copy()

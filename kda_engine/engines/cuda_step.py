@@ -1,7 +1,5 @@
 """Decoding: sequences of a few tokens through the token recurrence, the state read and written once."""
 
-import cupy
-
 from ..device.launch import launch
 
 # Up to here reading the state dominates, and chunks of mostly padding would cost more than single tokens.
@@ -15,7 +13,7 @@ def covers(problem):
 
 def forward(problem, options, initial_state):
     """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32)."""
-    out, final_state = problem.empty_like_values(), cupy.empty_like(initial_state)
+    out, final_state = problem.empty_like_values(), problem.empty_states()
     launch("step", problem.variant, problem.target, count=problem.plan.sequences,
            q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, initial=initial_state, cu_seqlens=problem.plan.cu_seqlens, heads=problem.heads,

@@ -16,7 +16,7 @@ from ..affine import Affine
 from ..arrays import to_host
 from ..chunk_table import ChunkTable
 from ..gate import Activated, Gradients, activate, activate_adjoint
-from ..layout import Operands
+from ..layout import Operands, zero_states
 from .base import Engine, Forward, Saved
 
 # Chunk length of this engine, a power of two: longer chunks make larger matrix products, shorter ones less work
@@ -88,6 +88,8 @@ class HostEngine(Engine):
                       np.ascontiguousarray(state[..., :V]))
 
     def forward(self, operands, options, initial_state, save):
+        if initial_state is None:
+            initial_state = zero_states(operands)
         out = np.empty(operands.v.shape, operands.v.dtype)
         final_state = initial_state.copy()
 

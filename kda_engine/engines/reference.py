@@ -6,6 +6,7 @@ from .. import reference
 from ..affine import Affine
 from ..arrays import array_module
 from ..gate import Activated, Gradients, activate, activate_adjoint
+from ..layout import zero_states
 from .base import Engine, Forward, Saved
 
 
@@ -27,6 +28,8 @@ class ReferenceEngine(Engine):
         return Affine(state[..., V:].copy() if transition else None, state[..., :V].copy())
 
     def forward(self, operands, options, initial_state, save):
+        if initial_state is None:
+            initial_state = zero_states(operands)
         module = array_module(operands.k)
         out = module.empty(operands.v.shape, "f8")
         state = initial_state.astype("f8")

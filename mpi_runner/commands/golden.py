@@ -18,7 +18,7 @@ from ..goldens import making
 from ..goldens.heat_map import write_heat_map
 from ..goldens.junit import write_junit
 from ..goldens.sources import File, OneProcess, Ranks, read_listed
-from ..goldens.telling import as_json, as_line, as_table
+from ..goldens.telling import as_json, as_line, as_refusal, as_table
 from ..launched import launched, launched_rank
 
 # The goldens that come with the source tree: beside the packages, or where the installed program is called.
@@ -50,7 +50,8 @@ def add(subparsers):
         "check", help="hold an engine's results, or an output file, against goldens",
         description="Under mpirun the engine works over all ranks, as `run` does. Nothing is written but what --junit "
                     "and --plot name. Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, "
-                    "damaged or of another version; 77: nothing was compared.")
+                    "damaged or of another version; 77: nothing was compared. Goldens of types that the engine does "
+                    "not take are told and passed over.")
     check.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
     who = check.add_mutually_exclusive_group()
     who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
@@ -140,15 +141,19 @@ def _check(args, source):
         judgements.append(judgement)
         if judgement.error is not None:
             _complain(judgement.error)
+        elif not args.json and judgement.refused is not None:
+            print(as_refusal(judgement))
         elif not args.json:
             print(as_line(judgement) if judgement.passed and len(paths) > 1 else as_table(judgement))
+    refused = sum(judgement.refused is not None for judgement in judgements)
     if len(paths) > 1 and not args.json:
-        print(f"{sum(judgement.passed for judgement in judgements)} of {len(paths)} goldens pass")
+        print(f"{sum(judgement.passed for judgement in judgements)} of {len(paths)} goldens pass"
+              + (f", {refused} were not compared" if refused else ""))
     if launched_rank() == 0:
         _write_reports(args, judgements)
     if any(judgement.error is not None for judgement in judgements):
         return GOLDEN
-    if not all(judgement.passed for judgement in judgements):
+    if not all(judgement.passed or judgement.refused is not None for judgement in judgements):
         return MISMATCH
     if not any(judgement.compared for judgement in judgements) and launched_rank() == 0:
         print("kda-engine: nothing was compared" + ("" if args.files else f": no goldens in {os.path.abspath(DATA)}"),

@@ -31,7 +31,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of one golden: `verdicts`, or the `error` that kept it from being used.
+    """What was found of one golden: `verdicts`, the `error` that kept it from being used, or why the engine cannot
+    compute it (`refused`; it then neither passes nor fails).
 
     path: the golden's. case: its case's name. by: whose results were held against it. tier: of `compare.TIERS`.
     cu_seqlens: the case's. skipped: tensors the golden has and the results need not have.
@@ -45,10 +46,11 @@ class Judgement:
     verdicts: tuple = ()
     skipped: tuple = ()
     error: str | None = None
+    refused: str | None = None
 
     @property
     def passed(self):
-        return self.error is None and all(verdict.passed for verdict in self.verdicts)
+        return self.error is None and self.refused is None and all(verdict.passed for verdict in self.verdicts)
 
     @property
     def compared(self):

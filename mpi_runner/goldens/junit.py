@@ -13,12 +13,16 @@ def write_junit(path, judgements):
         failed = sum(not verdict.passed for verdict in judgement.verdicts)
         suite = ElementTree.SubElement(
             root, "testsuite", name=os.path.basename(judgement.path), failures=str(failed),
-            tests=str(max(1, len(judgement.verdicts) + len(judgement.skipped))), skipped=str(len(judgement.skipped)),
+            tests=str(max(1, len(judgement.verdicts) + len(judgement.skipped))),
+            skipped=str(len(judgement.skipped) + (judgement.refused is not None)),
             errors=str(int(judgement.error is not None)))
         class_name = f"golden.{judgement.case or os.path.basename(judgement.path)}"
         if judgement.error is not None:
             case = ElementTree.SubElement(suite, "testcase", classname=class_name, name="golden")
             ElementTree.SubElement(case, "error", message=judgement.error)
+        if judgement.refused is not None:
+            case = ElementTree.SubElement(suite, "testcase", classname=class_name, name="golden")
+            ElementTree.SubElement(case, "skipped", message=judgement.refused)
         for verdict in judgement.verdicts:
             case = ElementTree.SubElement(suite, "testcase", classname=class_name, name=verdict.name)
             if not verdict.passed:

@@ -3,10 +3,13 @@
 import os
 import tempfile
 
+from kda_engine import layout
+from kda_engine.engines import make_engine
 from kda_engine.evaluation import evaluate
 from kda_engine.hdf5.golden import GoldenError, read_golden
 from kda_engine.hdf5.manifest import check_listed
 from kda_engine.hdf5.results import ResultFile
+from kda_engine.refusal import refusal
 
 from .judging import Judgement, judge
 
@@ -17,6 +20,16 @@ def read_listed(path):
     return read_golden(path)
 
 
+def refusal_of(engine, golden):
+    """Why the engine of that name cannot compute a golden's case; None where it can. Raises InputError where the engine
+    cannot be used at all.
+    """
+    case = golden.case
+    operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
+                              case.options.gate, case.initial_state)
+    return refusal(make_engine(engine), operands, case.options)
+
+
 class OneProcess:
     """An engine here, through the public calls."""
 
@@ -25,8 +38,13 @@ class OneProcess:
 
     def judge(self, path, tier):
         """The `Judgement` of the golden at `path`."""
-        return _judge_if_readable(path, self._by, lambda golden: judge(golden, evaluate(golden.case, self._engine),
-                                                                       self._by, tier))
+        return _judge_if_readable(path, self._by, lambda golden: self._judge(golden, tier))
+
+    def _judge(self, golden, tier):
+        refused = refusal_of(self._engine, golden)
+        if refused is not None:
+            return Judgement(golden.path, self._by, golden.case.name, refused=refused)
+        return judge(golden, evaluate(golden.case, self._engine), self._by, tier)
 
 
 class File:
@@ -52,15 +70,10 @@ class Ranks:
 
     def judge(self, path, tier):
         """The `Judgement` of the golden at `path` on rank 0, None elsewhere."""
-        golden, error = None, None
-        if self._session.rank == 0:
-            try:
-                golden = read_listed(path)
-            except GoldenError as refusal:
-                error = str(refusal)
-        error = self._session.exchange.collect(error, "reading the golden")[0]
-        if error is not None:
-            return Judgement(path, self._by, error=error) if self._session.rank == 0 else None
+        golden, unused = self._session.together(lambda: self._read(path))
+        unused = self._session.exchange.collect(unused, "reading the golden")[0]
+        if unused is not None:
+            return unused if self._session.rank == 0 else None
         # The output goes through rank 0, so a folder of its own node is enough.
         with tempfile.TemporaryDirectory() as folder:
             output = os.path.join(folder, "output.h5")
@@ -69,6 +82,18 @@ class Ranks:
                 return None
             with ResultFile(output) as file:
                 return judge(golden, {name: file.read(name) for name in file.tensors()}, self._by, tier)
+
+    def _read(self, path):
+        """On rank 0: the `Golden`, and the Judgement where there is nothing to run; twice None elsewhere."""
+        if self._session.rank:
+            return None, None
+        try:
+            golden = read_listed(path)
+        except GoldenError as error:
+            return None, Judgement(path, self._by, error=str(error))
+        refused = refusal_of(self._engine, golden)
+        unused = None if refused is None else Judgement(path, self._by, golden.case.name, refused=refused)
+        return golden, unused
 
     def _run(self, path, output, backward):
         from ..job import Job

@@ -12,6 +12,11 @@ def as_line(judgement):
             + paint("ok", "green"))
 
 
+def as_refusal(judgement):
+    """A golden that the engine cannot compute."""
+    return f"{judgement.path}: {judgement.case}, {judgement.by}: not compared: {judgement.refused}"
+
+
 def as_table(judgement):
     """A golden, tensor by tensor."""
     rows = [difference_table.failure_row(v.name, v.why) if v.difference is None
@@ -28,6 +33,8 @@ def as_json(judgement):
     """The same as JSON values."""
     if judgement.error is not None:
         return {"file": judgement.path, "error": judgement.error}
+    if judgement.refused is not None:
+        return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "refused": judgement.refused}
     tensors = [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
                else difference_table.as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
                for v in judgement.verdicts]

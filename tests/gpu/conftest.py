@@ -1,5 +1,6 @@
 """Everything in this folder needs a CUDA device: marked `gpu`, and skipped where there is none."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 from kda_engine.engines import cuda_usable
 
 HERE = Path(__file__).parent
+
+# Helpers that tests without a device use too.
+sys.path.insert(0, str(HERE.parent))
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,104 @@
+"""CuPy without a device: real arrays at addresses that nobody may read, a driver that writes down what is launched.
+
+A GPU in this machine is not touched either.
+"""
+
+import ctypes
+import itertools
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import cupy
+import numpy as np
+from cupy.cuda import memory
+
+from kda_engine import layout
+from kda_engine.device import chain_plan, launch, module, plan, target
+from kda_engine.device.kernels import INTEGER, KERNELS, POINTER, REAL
+from kda_engine.engines import cuda_chain, cuda_usable
+
+_READ = {POINTER: ctypes.c_size_t, INTEGER: ctypes.c_int32, REAL: ctypes.c_float}
+_ALIGNMENT = 256
+
+# No two devices share an address.
+_starts = itertools.count(FIRST_ADDRESS := 1 << 40, 1 << 40)
+
+
+class FakeDevice:
+    """launches: (kernel, variant, blocks, arguments by name) in order. allocations: bytes of each, in order. uploads:
+    address -> NumPy array, of all arrays made from the host's.
+    """
+
+    def __init__(self):
+        self.launches, self.allocations, self.uploads = [], [], {}
+        self._next = next(_starts)
+
+    def array(self, shape, dtype):
+        return cupy.ndarray(shape, dtype, memptr=self._place(int(np.prod(shape)) * np.dtype(dtype).itemsize))
+
+    def allocate(self, size):
+        self.allocations.append(size)
+        return self._place(size)
+
+    def upload(self, x, *given, **more):
+        if isinstance(x, cupy.ndarray):
+            return x
+        array = self.array(x.shape, x.dtype)
+        self.uploads[array.data.ptr] = x.copy()
+        return array
+
+    def launch(self, entry, blocks, *given):
+        # CUDA's order: grid y and z, block x to z, shared memory, stream, addresses of the arguments, extra.
+        kernel, variant = entry
+        addresses = ctypes.cast(given[-2], ctypes.POINTER(ctypes.c_void_p))
+        arguments = {name: _READ[kind].from_address(addresses[i]).value
+                     for i, (name, kind) in enumerate(KERNELS[kernel].parameters)}
+        self.launches.append((kernel, variant, blocks, arguments))
+
+    def _place(self, size):
+        start = self._next
+        self._next += (size // _ALIGNMENT + 1) * _ALIGNMENT
+        return memory.MemoryPointer(memory.UnownedMemory(start, size, None, 0), 0)
+
+
+def _entry(kernel, variant, device, architecture):
+    return SimpleNamespace(kernel=SimpleNamespace(ptr=(kernel.name, variant)))
+
+
+def _forget():
+    """What has been remembered, of this device or of another."""
+    for cached in (layout._check_shapes, layout._check_bounds, chain_plan._plan, plan._plan, plan._tables,
+                   cuda_chain._prepare, target.of_device, cuda_usable):
+        cached.cache_clear()
+    launch._thread.__dict__.clear()
+
+
+@contextmanager
+def fake_device(name="sm_90a"):
+    """A FakeDevice in CuPy's place, of a target by name."""
+    device = FakeDevice()
+    properties = {"major": 9, "minor": 0, "sharedMemPerBlockOptin": target.KNOWN[name].shared_limit,
+                  "multiProcessorCount": target.KNOWN[name].multiprocessors}
+    stream = SimpleNamespace(ptr=0)
+    with ExitStack() as stack:
+        for owner, attribute, value in (
+            (cupy.cuda.runtime, "getDevice", lambda: 0),
+            (cupy.cuda.runtime, "getDeviceCount", lambda: 1),
+            (cupy.cuda.runtime, "getDeviceProperties", lambda device: properties),
+            (cupy.cuda.driver, "launchKernel", device.launch),
+            (cupy.cuda, "get_current_stream", lambda: stream),
+            (cupy.cuda, "alloc", device.allocate),
+            (cupy, "asarray", device.upload),
+            (cupy, "zeros", lambda *given, **more: _refuse("zeros")),
+            (module, "function", _entry),
+        ):
+            stack.enter_context(patch.object(owner, attribute, value))
+        stack.enter_context(cupy.cuda.using_allocator(device.allocate))
+        _forget()
+        yield device
+    _forget()
+
+
+def _refuse(what):
+    raise AssertionError(f"cupy.{what} was called")

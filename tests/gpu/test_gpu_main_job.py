@@ -1,0 +1,78 @@
+"""The main job with engine "cuda" on two ranks that share one device: every tensor against the oracle's."""
+
+import os
+
+import numpy as np
+import pytest
+from gradient_run import PARAMETERS, TOKENS
+from launcher import launch, memory_folder
+
+import kda_engine as kda
+from kda_engine import cases
+from kda_engine.compare import tolerance_for
+from kda_engine.evaluation import reference
+from kda_engine.hdf5.results import ResultFile
+from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
+from mpi_runner.__main__ import main
+
+FUSED = {"K": 128, "V": 128, "dtype": "bfloat16"}
+CERTIFIED = ("--decay-skip", "certified", "--tolerance", "1e-6")
+
+# name, case, its sizes and type, ranks, options of the run
+RUNS = [
+    ("certified", "strong", {"tokens": 700, **FUSED}, 2, CERTIFIED),
+    # The middle rank's share is but a part of one sequence.
+    ("relayed", "weak", {"tokens": 700, **FUSED}, 3, ()),
+    ("ragged", "ragged", {"tokens": 1500, **FUSED}, 2, ("--check-finite", "--save-boundary")),
+    ("convolved", "conv-biased", {"tokens": 300, **FUSED}, 2, ("--check-finite",)),
+    ("portable", "softplus-value", {"tokens": 300, "dtype": "float16"}, 2, ("--scan", "serial", "--io", "shards")),
+]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with memory_folder() as name:
+        yield name
+
+
+def run_on_device(folder, name, case, sizes, ranks, *options):
+    """(CompletedProcess, path of the output)"""
+    given, output = os.path.join(folder, f"{name}.h5"), os.path.join(folder, f"{name}-out.h5")
+    flags = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
+    assert main(["input", "--case", case, *flags, "--force", given]) == 0
+    # One device, however many this machine has.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    done = launch(ranks, "-m", "mpi_runner", "run", given, output, "--backward", "--engine", "cuda", "--force",
+                  *options, environment={"CUDA_VISIBLE_DEVICES": first})
+    return done, output
+
+
+@pytest.mark.parametrize("name, case, sizes, ranks, options", RUNS, ids=[run[0] for run in RUNS])
+def test_it_equals_the_oracle(folder, name, case, sizes, ranks, options):
+    done, output = run_on_device(folder, name, case, sizes, ranks, "--oversubscribe", *options)
+    assert done.returncode == 0, done.stderr
+    problem = cases.make(case, **sizes)
+    expected, allowed = reference(problem), tolerance_for(sizes["dtype"], convolved=problem.conv is not None)
+    with ResultFile(output) as result:
+        report = result.report
+        found = {name: result.read(name) for name in result.tensors() if not name.startswith("boundary/")}
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        tolerance = allowed
+        if name.startswith("grads/"):
+            tolerance *= TOKENS if name in (*TOKEN_RESULTS, *STATE_RESULTS) else PARAMETERS
+        # NaN is not at most anything.
+        assert kda.compare(x, expected[name]) <= tolerance, name
+    assert report["engine"] == "cuda" and "CPU" not in report["ranks"][-1]["device"]
+    # At least one sequence goes from rank to rank.
+    pieces = [{sequence for sequence, _, _ in row["pieces"]} for row in report["ranks"]]
+    assert all(left & right for left, right in zip(pieces, pieces[1:]))
+    if options is CERTIFIED:
+        assert report["decay_skip"] and not any(any(row["fallback"]) for row in report["decay_skip"])
+        assert 0 < np.max([row["total_bound"] for row in report["decay_skip"]]) < 1e-3
+
+
+def test_two_ranks_share_a_device_only_when_told(folder):
+    done, output = run_on_device(folder, "refused", "ordinary", {}, 2)
+    assert done.returncode == 2 and "--oversubscribe" in done.stderr
+    assert not os.path.exists(output)

@@ -1,0 +1,176 @@
+"""What reaches the driver: every argument in its place, and nothing of an earlier call. Needs no GPU."""
+
+import threading
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from fake_device import FIRST_ADDRESS, fake_device  # noqa: E402
+
+import kda_engine as kda  # noqa: E402
+from kda_engine.device.chain_plan import _NOWHERE as NOWHERE  # noqa: E402
+from kda_engine.device.chain_plan import _PIECE as PIECE  # noqa: E402
+from kda_engine.device.kernels import INTEGER, KERNELS, POINTER  # noqa: E402
+from kda_engine.device.launch import MOST_BLOCKS, Prepared, launch  # noqa: E402
+from kda_engine.device.target import KNOWN  # noqa: E402
+
+TARGET = KNOWN["sm_90a"]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def device():
+    with fake_device() as found:
+        yield found
+
+
+def arguments(kernel, start):
+    """A value of its own for every parameter, exact in its type."""
+    kinds = enumerate(kernel.parameters, start)
+    return {name: (i << 36) + 8 if kind is POINTER else i if kind is INTEGER else i + 0.5 for i, (name, kind) in kinds}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_argument_reaches_its_place(device, name):
+    kernel = KERNELS[name]
+    variant = kernel.variants(TARGET)[0]
+    for start in (1, 50):
+        given = arguments(kernel, start)
+        launch(name, variant, TARGET, count=3, **given)
+        assert device.launches.pop() == (name, variant, kernel.blocks({"count": 3, **given}), given)
+
+
+def test_arrays_and_null_pointers(device):
+    kernel = KERNELS["fold_states"]
+    variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
+    x = device.array((4, 3), "f4")
+    launch("fold_states", variant, TARGET, count=1, **given)
+    launch("fold_states", variant, TARGET, count=1, **given | {"carried": x, "warmup_chunks": None})
+    assert device.launches[1][3] == given | {"carried": x.data.ptr, "warmup_chunks": 0}
+
+
+def test_no_blocks_and_too_many(device):
+    kernel = KERNELS["fold_states"]
+    variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
+    launch("fold_states", variant, TARGET, count=0, **given)
+    assert device.launches == []
+    with pytest.raises(ValueError, match=f"fold_states: expected at most {MOST_BLOCKS} blocks"):
+        launch("fold_states", variant, TARGET, count=MOST_BLOCKS, **given)
+
+
+def test_prepared_arguments_are_each_their_own(device):
+    kernel = KERNELS["sm90_chain"]
+    variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
+    fixed = ("pieces", "items", "key_heads", "heads", "lower_bound", "scale")
+    changing = {name: x for name, x in given.items() if name not in fixed}
+    first = {name: given[name] for name in fixed}
+    second = {name: x + 1 for name, x in first.items()}
+    prepared = [Prepared(variant, count=132, **some) for some in (first, second)]
+
+    def launch_all():
+        for one in (*prepared, *prepared):
+            launch("sm90_chain", one, TARGET, **changing)
+
+    launch_all()
+    other = threading.Thread(target=launch_all)
+    other.start()
+    other.join()
+    expected = [("sm90_chain", variant, kernel.blocks({"count": 132, **some}), changing | some)
+                for some in (first, second)]
+    assert device.launches == 4 * expected
+
+
+def inputs(device, tokens=1024, heads=4, value_heads=None, dtype=BFLOAT16, batch=None):
+    """Tensors of a call, K = V = 128."""
+    lead, HV = (tokens,) if batch is None else (batch, tokens), value_heads or heads
+    x = {name: device.array(lead + (count, 128), dtype) for name, count in zip("qkvg", (heads, heads, HV, HV))}
+    return x | {"beta": device.array(lead + (HV,), dtype), "A_log": device.array((HV,), "f4"),
+                "dt_bias": device.array((HV, 128), "f4")}
+
+
+OPTIONS = kda.Options()
+
+
+def call(device, options=OPTIONS, **given):
+    """(result, launches) of one forward; tables in place of the addresses that they were uploaded to."""
+    device.launches.clear()
+    result = kda.forward(**given, options=options, engine="cuda")
+    shown = lambda x: device.uploads[x].tobytes() if x in device.uploads else x
+    return result, [(name, variant, blocks, {key: shown(x) for key, x in arguments.items()})
+                    for name, variant, blocks, arguments in device.launches]
+
+
+def variations(device):
+    """Calls, each with one thing changed from the first but for those called "same"."""
+    x, float16 = inputs(device), inputs(device, dtype=np.dtype("f2"))
+    state = device.array((1, 4, 128, 128), "f4")
+    bounds = np.array([0, 300, 1024])
+    yield "first", x
+    yield "cu_seqlens", x | {"cu_seqlens": bounds}
+    bounds[1] = 700
+    yield "changed in place", x | {"cu_seqlens": bounds}
+    yield "empty sequence", x | {"cu_seqlens": [0, 0, 700, 1024]}
+    yield "state", x | {"initial_state": state}
+    yield "same", x
+    yield "lower bound", x | {"options": replace(OPTIONS, lower_bound=-2.0)}
+    yield "scale", x | {"options": replace(OPTIONS, scale=0.25)}
+    yield "beta", x | {"options": replace(OPTIONS, beta="logit2")}
+    yield "certified", x | {"options": replace(OPTIONS, tolerance=1e-6)}
+    yield "tolerance", x | {"options": replace(OPTIONS, tolerance=1e-3)}
+    yield "type", float16
+    yield "heads", inputs(device, heads=8)
+    yield "value heads", inputs(device, value_heads=8)
+    yield "batch", inputs(device, tokens=512, batch=2)
+    yield "few tokens", inputs(device, tokens=4) | {"initial_state": state}
+    yield "same", x
+
+
+def test_no_call_takes_anything_from_one_before_it(device):
+    """Every call launches what it launches where nothing is remembered."""
+    calls, seen = [], []
+    for name, given in variations(device):
+        # The bounds may change before they are used again.
+        calls.append((name, given | {"cu_seqlens": list(given["cu_seqlens"])} if "cu_seqlens" in given else given))
+        seen.append(named(given, *call(device, **given)))
+    for (name, given), found in zip(calls, seen):
+        with fake_device() as fresh:
+            # The arrays of the other device will do: nothing reads them.
+            assert found == named(given, *call(fresh, **given)), name
+    for (name, _), found in zip(calls[1:], seen[1:]):
+        assert (found == seen[0]) == (name == "same"), name
+
+
+def named(given, result, launches):
+    """Launches with names for the addresses of inputs and results, and scratch memory counted from its start."""
+    names = {x.data.ptr: name for name, x in given.items() if isinstance(x, cupy.ndarray)}
+    names |= {result.out.data.ptr: "out", result.final_state.data.ptr: "final_state"}
+    is_address = lambda x: isinstance(x, int) and x >= FIRST_ADDRESS
+    start = min((x for *_, arguments in launches for x in arguments.values() if is_address(x) and x not in names),
+                default=0)
+    shown = lambda x: names.get(x, x - start if is_address(x) else x)
+    return [(*head, {key: shown(x) for key, x in arguments.items()}) for *head, arguments in launches]
+
+
+def test_a_second_call_allocates_its_results_and_scratch_memory_alone(device):
+    x = inputs(device)
+    first, launches = call(device, **x)
+    device.allocations.clear()
+    device.uploads, known = {}, device.uploads
+    second, _ = call(device, **x)
+    assert [launched[0] for launched in launches] == ["sm90_chain", "fold_states", "sm90_chain"]
+    assert len(device.allocations) == 3 and not device.uploads and known
+    assert second.out.data.ptr != first.out.data.ptr and second.final_state.data.ptr != first.final_state.data.ptr
+
+
+@pytest.mark.parametrize("tokens", (1024, 8192))
+def test_without_initial_states_none_is_read(device, tokens):
+    x = inputs(device, tokens)
+    for more, read in (({}, set()), ({"initial_state": device.array((2, 4, 128, 128), "f4")}, {-1, -2})):
+        _, launches = call(device, **x, cu_seqlens=[0, 500, tokens], **more)
+        tables = [np.frombuffer(arguments["pieces"], PIECE)["state_in"] for name, *_, arguments in launches
+                  if name == "sm90_chain"]
+        assert {int(n) for rows in tables for n in rows if n < 0 and n != NOWHERE} == read
