@@ -79,7 +79,8 @@ def fake_device(name="sm_90a"):
     """A FakeDevice in CuPy's place, of a target by name."""
     device = FakeDevice()
     properties = {"major": 9, "minor": 0, "sharedMemPerBlockOptin": target.KNOWN[name].shared_limit,
-                  "multiProcessorCount": target.KNOWN[name].multiprocessors}
+                  "multiProcessorCount": target.KNOWN[name].multiprocessors,
+                  "totalGlobalMem": target.KNOWN[name].memory}
     stream = SimpleNamespace(ptr=0)
     with ExitStack() as stack:
         for owner, attribute, value in (
