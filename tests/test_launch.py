@@ -167,10 +167,12 @@ def test_a_second_call_allocates_its_results_and_scratch_memory_alone(device):
 
 
 @pytest.mark.parametrize("tokens", (1024, 8192))
-def test_without_initial_states_none_is_read(device, tokens):
+def test_without_initial_states_no_piece_reads_one(device, tokens):
     x = inputs(device, tokens)
     for more, read in (({}, set()), ({"initial_state": device.array((2, 4, 128, 128), "f4")}, {-1, -2})):
         _, launches = call(device, **x, cu_seqlens=[0, 500, tokens], **more)
+        assert all(bool(arguments["initial_state"]) == bool(more) for name, *_, arguments in launches
+                   if name == "sm90_chain")
         tables = [np.frombuffer(arguments["pieces"], PIECE)["state_in"] for name, *_, arguments in launches
                   if name == "sm90_chain"]
         assert {int(n) for rows in tables for n in rows if n < 0 and n != NOWHERE} == read
