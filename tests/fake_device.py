@@ -69,7 +69,7 @@ def _entry(kernel, variant, device, architecture):
 def _forget():
     """What has been remembered, of this device or of another."""
     for cached in (layout._check_shapes, layout._check_bounds, chain_plan._plan, plan._plan, plan._tables,
-                   cuda_chain._prepare, target.of_device, cuda_usable):
+                   cuda_chain._prepare, cuda_usable):
         cached.cache_clear()
     launch._thread.__dict__.clear()
 
@@ -78,15 +78,13 @@ def _forget():
 def fake_device(name="sm_90a"):
     """A FakeDevice in CuPy's place, of a target by name."""
     device = FakeDevice()
-    properties = {"major": 9, "minor": 0, "sharedMemPerBlockOptin": target.KNOWN[name].shared_limit,
-                  "multiProcessorCount": target.KNOWN[name].multiprocessors,
-                  "totalGlobalMem": target.KNOWN[name].memory}
     stream = SimpleNamespace(ptr=0)
     with ExitStack() as stack:
         for owner, attribute, value in (
             (cupy.cuda.runtime, "getDevice", lambda: 0),
             (cupy.cuda.runtime, "getDeviceCount", lambda: 1),
-            (cupy.cuda.runtime, "getDeviceProperties", lambda device: properties),
+            (cupy.cuda.runtime, "getDeviceProperties", lambda device: {"major": 9}),
+            (target, "of_device", lambda device: target.KNOWN[name]),
             (cupy.cuda.driver, "launchKernel", device.launch),
             (cupy.cuda, "get_current_stream", lambda: stream),
             (cupy.cuda, "alloc", device.allocate),

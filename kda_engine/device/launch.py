@@ -19,8 +19,9 @@ _thread = threading.local()
 
 
 class Prepared:
-    """A kernel's variant with those of its arguments that stay the same from launch to launch: all numbers, `count`, some
-    pointers. To be kept, for it is where what was prepared for a thread is found again.
+    """A kernel's variant, and its arguments that stay the same from launch to launch: all numbers, `count`, some pointers.
+
+    To be kept, for what was made ready for a thread is found again here.
     """
 
     def __init__(self, variant, **arguments):
@@ -61,7 +62,8 @@ class _Call:
         changing = [name for name in pointers if name not in prepared]
         constant = [name for name in pointers if name in prepared]
         self._pick_pointers, self._pack = itemgetter(*changing), struct.Struct(f"{len(changing)}P").pack_into
-        self._pointers = (ctypes.c_void_p * len(pointers))(*[0] * len(changing), *_addresses(map(prepared.get, constant)))
+        known = _addresses(prepared[name] for name in constant)
+        self._pointers = (ctypes.c_void_p * len(pointers))(*[0] * len(changing), *known)
         numbers = [(name, _C_TYPES[kind]) for name, kind in kernel.parameters if kind is not POINTER]
         layout = type("Numbers", (ctypes.Structure,), {"_fields_": numbers})
         self._numbers, self._written = layout(), None

@@ -13,9 +13,7 @@ from ..options import Options
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward needs of a forward: its inputs, where no initial state may stand for zeros, and, per engine, the
-    states it kept.
-    """
+    """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros."""
 
     operands: Operands
     options: Options

@@ -10,8 +10,8 @@
 // smallest g + dt_bias.
 //
 // In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
-// Out: warmup_chunks [slot,HV]: chunks next to the cut to run from zero, or -1: not within `chunks`, use the transition.
-//      bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
+// Out: warmup_chunks [slot,HV]: chunks next to the cut to run from zero, or -1: not within `chunks`, use the
+//      transition. bounds [slot,HV]: the sum reached, natural log. Both written for every slot and head.
 // Grid: one block for each slot and head, the head fastest; 512 threads. A round covers one chunk a warp, the warps
 // going away from the cut.
 #include "common/gate.cuh"

@@ -6,8 +6,9 @@
 //
 // In:  chains [chains] (one row a cut sequence); transitions [slot,HV,128,128] float32, row-major [out, in].
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
-//      S_r; afterwards slot first + r holds state_r; M_r is in the slot of S_r. Slots of different chains are disjoint. warmup_chunks [slot,HV]
-//      (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and M_r is not read.
+//      S_r; afterwards slot first + r holds state_r; M_r is in the slot of S_r. Slots of different chains are disjoint.
+//      warmup_chunks [slot,HV] (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and
+//      M_r is not read.
 // Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads,
 // kSharedBytes of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is
 // applied.

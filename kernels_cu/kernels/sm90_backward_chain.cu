@@ -1,5 +1,5 @@
-// The fused chain of the backward, for what sm90_chain.cu takes: the gradient of the state from chunk to chunk, from the
-// last to the first, over one piece, value head and block of value columns in a thread block.
+// The fused chain of the backward, for what sm90_chain.cu takes: the gradient of the state from chunk to chunk, from
+// the last to the first, over one piece, value head and block of value columns in a thread block.
 //
 //   per chunk of 16 tokens, with the operands of tile/chain_prepare.cuh and dS [128, columns] carried in float32:
 //     dU = scale P^T dO + Kr dS,  dV = Nb^T dU,  dS <- Diag(e^gamma_C) dS + scale Q+^T dO - K+^T dV
@@ -25,9 +25,9 @@ static_assert(kReversed && kQueries);
 // What a chunk adds to a column's norm at most, over the largest scale |dO|: one token's map does not lengthen it.
 constexpr float kGrowth = kChunk;
 
-// One chunk for a warpgroup's 64 columns. source: scale dO in the state's unit, rounded: the state's gradient before its
-// decay, both as A fragments; dV is left in `values` and the state's update under way. In the accumulators the value
-// columns are rows and the tokens columns, so every product's result is, packed, the A operand of the next.
+// One chunk for a warpgroup's 64 columns. source: scale dO in the state's unit, rounded: the state's gradient before
+// its decay, both as A fragments; dV is left in `values` and the state's update under way. In the accumulators the
+// value columns are rows and the tokens columns, so every product's result is, packed, the A operand of the next.
 __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u32 (&source)[4], u32 slot,
                           u32 (&values)[4]) {
     float product[8];

@@ -186,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_chain(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
                const float* A_log, const float* dt_bias, const float* initial_state, float* final_state,
                float* carried, float* transitions, Element* out, u32* states, u32* tokens, float* units,
-               const Piece* pieces, const int* warmup_chunks, int items, int key_heads, int heads, float lower_bound, float scale) {
+               const Piece* pieces, const int* warmup_chunks, int items, int key_heads, int heads, float lower_bound,
+               float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     init_barriers(shared);

@@ -77,6 +77,32 @@ def test_arrays_that_are_not_contiguous_or_aligned():
         assert to_host(result.out).tobytes() == expected.tobytes(), change.__name__
 
 
+@pytest.mark.parametrize("name, tokens", [("ordinary", 2048), ("packed", None), ("softplus-logit", 300),
+                                          ("tokens-1", None)])
+def test_no_initial_state_is_one_of_zeros(name, tokens):
+    given = {} if tokens is None else {"tokens": tokens}
+    case = cases.make(name, dtype="bfloat16", K=128, V=128, **given)
+    without, zeros = (call(case, initial_state=state) for state in (None, 0 * case.initial_state))
+    assert without.out.tobytes() == zeros.out.tobytes()
+    assert without.final_state.tobytes() == zeros.final_state.tobytes()
+    found, expected = (kda.backward(fwd, case.d_out) for fwd in (without, zeros))
+    for tensor, x in vars(expected).items():
+        assert (x is None and getattr(found, tensor) is None) or getattr(found, tensor).tobytes() == x.tobytes(), tensor
+
+
+@pytest.mark.parametrize("K", (64, 128))
+def test_a_state_that_is_not_contiguous_or_aligned(K):
+    case = cases.make("packed", dtype="bfloat16", K=K, V=K)
+    flat = cupy.zeros(case.initial_state.size + 1, "f4")
+    flat[1:] = cupy.asarray(case.initial_state).ravel()
+    wide = cupy.zeros(case.initial_state.shape[:-1] + (2 * K,), "f4")
+    wide[..., ::2] = cupy.asarray(case.initial_state)
+    expected = call(case).out
+    given = {name: cupy.asarray(getattr(case, name)) for name in TENSORS}
+    for state in (flat[1:].reshape(case.initial_state.shape), wide[..., ::2]):
+        assert to_host(call(case, **given | {"initial_state": state}).out).tobytes() == expected.tobytes()
+
+
 def test_mixed_types_lose_nothing():
     case = cases.make("packed", K=64, V=64)
     half = {name: getattr(case, name).astype(ml_dtypes.bfloat16) for name in ("q", "k", "v")}
