@@ -1,7 +1,7 @@
 // All gradients of the tokens of a tile of 32 (two chunks), from what the two chains left: for what sm90_chain.cu takes
 // with as many value heads as key heads.
 //
-//   dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')        (S before, dS' behind the tile)
+//   dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')     (S before, dS' behind the tile)
 //   dP = tril(scale dO U^T),  dG = -tril(dV U^T, -1),  dbeta_i = dV_i . U_i / beta_i^2
 //   dq^_i = e^gamma_i dQ+_i + sum_j dP_ij e^(gamma_i - gamma_j) k^_j,  and so on for k^ as row and as column
 //   dgamma = q^ * dq^ + k^ * (its row part - its column part),  then through gate, beta and norm
@@ -19,6 +19,7 @@
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
+#include "ptx/hold.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/stmatrix.cuh"
 #include "tile/gradient_pairs.cuh"
@@ -42,11 +43,6 @@ __device__ u32 state_blocks(u32 record, int step, int channels, int lane) {
     const int matrix = lane >> 3;
     const int block = (2 * step + (matrix >> 1)) * Record::kBlocks + 2 * channels + (matrix & 1);
     return record + (block * 8 + (lane & 7)) * 16;
-}
-
-__device__ float half_dot(u32 a, u32 b, float sum) {
-    const float2 x = HalfPair<Float16>::unpack(a), y = HalfPair<Float16>::unpack(b);
-    return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
 }
 
 // Element (token 8 n + 2t + e, channel g or g + 8) of the lane's packed columns of a chunk, as `ldmatrix_transposed`
@@ -73,9 +69,40 @@ __device__ void pack_channels(u32 (&packed)[2][4], const ChannelTokens& x) {
     }
 }
 
+// The factors of a tile's operands by 16 value columns (`step`). They are mostly alike for all columns: then sums need
+// not be brought to a common unit on the way.
+struct Factors {
+    const float* at;
+    bool alike;
+
+    __device__ Factors(const float* factors, int lane) : at(factors) {
+        const float first = factors[lane & 24], second = factors[32 + (lane & 24)];
+        alike = __all_sync(kAllLanes, factors[lane] == first && factors[32 + lane] == second);
+    }
+
+    __device__ float get(int row, int step) const { return at[row * Record::kUnits + step]; }
+};
+
+// d += factor A B, or, if kAlike, without the factor.
+template <bool kAlike>
+__device__ void add_product(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float factor) {
+    if constexpr (kAlike) {
+        mma_f16(d, a, b0, b1);
+    } else {
+        float part[4] = {};
+        mma_f16(part, a, b0, b1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[e] = fmaf(factor, part[e], d[e]);
+    }
+}
+
 // One 16 x 16 block of dP (matrix 0) or -dG (1): token rows of chunk `rows`, columns of chunk `columns`.
-__device__ void multiply_tokens(float (&block)[2][4], u32 shared, const float* factors, int matrix, int rows,
+template <bool kAlike>
+__device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors& factors, int matrix, int rows,
                                 int columns, int lane) {
+    const auto factor = [&](int step) {
+        return factors.get((matrix == 0 ? kOfOut : kOfValues) + rows, step) * factors.get(kOfWrites + columns, step);
+    };
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
         u32 a[4], b[4];
@@ -88,15 +115,15 @@ __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const float* f
             a[0] = x[0], a[1] = x[2], a[2] = x[1], a[3] = x[3];
         }
         ldmatrix_transposed(b, token_blocks(shared + Tile::kWrites, step, columns, lane));
-        const int of_rows = (matrix == 0 ? kOfOut : kOfValues) + rows;
-        const float factor = factors[of_rows * Record::kUnits + step] *
-                             factors[(kOfWrites + columns) * Record::kUnits + step];
+        const float of_step = kAlike ? 1.0f : factor(step);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            float part[4] = {};
-            mma_f16(part, a, b[2 * n], b[2 * n + 1]);
+        for (int n = 0; n < 2; ++n) add_product<kAlike>(block[n], a, b[2 * n], b[2 * n + 1], of_step);
+    }
+    if constexpr (kAlike) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) block[n][e] = fmaf(factor, part[e], block[n][e]);
+        for (int e = 0; e < 4; ++e) {
+            block[0][e] *= factor(0);
+            block[1][e] *= factor(0);
         }
     }
 }
@@ -125,50 +152,67 @@ __device__ void place_block(const float (&block)[2][4], const PairBlocks& blocks
 // The products with the states, for a warp's 16 channels.
 struct StateProducts {
     ChannelTokens d_query = {}, d_key = {}, d_key_out = {};
-    float total[2] = {};
+    float total[2];  // of channels g and g + 8
 
-    __device__ void multiply(u32 shared, const float* factors, int warp, int lane) {
+    template <bool kAlike>
+    __device__ void multiply(u32 shared, const Factors& factors, int warp, int lane) {
+        // Products of the state's rows with those of its gradient, 8 channels each; only those of a channel with itself
+        // are of use.
+        float totals[2][4] = {};
 #pragma unroll 1
         for (int step = 0; step < 8; ++step) {
-            const auto factor = [&](int row) { return factors[row * Record::kUnits + step]; };
+            const auto factor = [&](int row, int of_chunk) {
+                return kAlike ? 1.0f : factors.get(row, step) * factors.get(of_chunk, step);
+            };
             u32 state[4], gradient[4];
             ldmatrix_transposed(state, state_blocks(shared + Tile::kState, step, warp, lane));
             ldmatrix_transposed(gradient, state_blocks(shared + Tile::kStateGradient, step, warp, lane));
-            const float of_state = factor(kOfState), of_gradient = factor(kOfStateGradient);
-            // Registers 0 and 2 are of channel g, 1 and 3 of channel g + 8.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float dot = half_dot(state[half], gradient[half], half_dot(state[half + 2], gradient[half + 2], 0.0f));
-                total[half] = fmaf(of_state * of_gradient, dot, total[half]);
+                add_product<kAlike>(totals[half], state, gradient[half], gradient[half + 2],
+                                    factor(kOfState, kOfStateGradient));
             }
 #pragma unroll
             for (int chunk = 0; chunk < 2; ++chunk) {
                 u32 x[4];
                 ldmatrix(x, SwizzledTile::step(shared + Tile::kOut + chunk * Tile::kChunkBytes +
                                                    SwizzledTile::rows_first(lane), step, SwizzledTile::kBytes));
-                add(d_query[2 * chunk], d_query[2 * chunk + 1], state, x[0], x[2], x[1], x[3],
-                    of_state * factor(kOfOut + chunk));
+                float of_step = factor(kOfState, kOfOut + chunk);
+                add_product<kAlike>(d_query[2 * chunk], state, x[0], x[2], of_step);
+                add_product<kAlike>(d_query[2 * chunk + 1], state, x[1], x[3], of_step);
                 ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, chunk, lane));
-                add(d_key[2 * chunk], d_key[2 * chunk + 1], state, x[0], x[1], x[2], x[3],
-                    -of_state * factor(kOfValues + chunk));
+                of_step = -factor(kOfState, kOfValues + chunk);
+                add_product<kAlike>(d_key[2 * chunk], state, x[0], x[1], of_step);
+                add_product<kAlike>(d_key[2 * chunk + 1], state, x[2], x[3], of_step);
                 ldmatrix_transposed(x, token_blocks(shared + Tile::kWrites, step, chunk, lane));
-                add(d_key_out[2 * chunk], d_key_out[2 * chunk + 1], gradient, x[0], x[1], x[2], x[3],
-                    of_gradient * factor(kOfWrites + chunk));
+                of_step = factor(kOfStateGradient, kOfWrites + chunk);
+                add_product<kAlike>(d_key_out[2 * chunk], gradient, x[0], x[1], of_step);
+                add_product<kAlike>(d_key_out[2 * chunk + 1], gradient, x[2], x[3], of_step);
             }
         }
+        // Channel g's is held by the lane of its row at column g, and likewise for g + 8.
+        const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
+        total[0] = __shfl_sync(kAllLanes, (g & 1) ? totals[0][1] : totals[0][0], owner);
+        total[1] = __shfl_sync(kAllLanes, (g & 1) ? totals[1][3] : totals[1][2], owner);
+        if constexpr (kAlike) apply(factors);
     }
 
-    // Eight tokens each.
-    __device__ static void add(float (&early)[4], float (&late)[4], const u32 (&a)[4], u32 early0, u32 early1, u32 late0,
-                               u32 late1, float factor) {
-        float part[4] = {};
-        mma_f16(part, a, early0, early1);
+    __device__ void apply(const Factors& factors) {
+        const float of_state = factors.get(kOfState, 0), of_gradient = factors.get(kOfStateGradient, 0);
+        total[0] *= of_state * of_gradient;
+        total[1] *= of_state * of_gradient;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) early[e] = fmaf(factor, part[e], early[e]);
-        float other[4] = {};
-        mma_f16(other, a, late0, late1);
+        for (int n = 0; n < 4; ++n) {
+            const float of_query = of_state * factors.get(kOfOut + n / 2, 0);
+            const float of_key = -of_state * factors.get(kOfValues + n / 2, 0);
+            const float of_key_out = of_gradient * factors.get(kOfWrites + n / 2, 0);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) late[e] = fmaf(factor, other[e], late[e]);
+            for (int e = 0; e < 4; ++e) {
+                d_query[n][e] *= of_query;
+                d_key[n][e] *= of_key;
+                d_key_out[n][e] *= of_key_out;
+            }
+        }
     }
 };
 
@@ -251,6 +295,20 @@ __device__ float2 sum_channels(float (&x)[2][4][2], int lane) {
     return sums;
 }
 
+// A thread's values out of its registers for a while.
+__device__ void park(float4* place, const ChannelTokens& x) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) place[n * kThreads] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+}
+
+__device__ void fetch_parked(ChannelTokens& x, const float4* place) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const float4 y = place[n * kThreads];
+        x[n][0] = y.x, x[n][1] = y.y, x[n][2] = y.z, x[n][3] = y.w;
+    }
+}
+
 __device__ float warp_sum(float x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
@@ -269,67 +327,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
     float* norms = reinterpret_cast<float*>(memory + Tile::kNorms);
     float* diagonals = reinterpret_cast<float*>(memory + Tile::kDiagonals);
-    float* factors = reinterpret_cast<float*>(memory + Tile::kFactors);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
     const int head = blockIdx.x % heads;
     const i64 tile_and_head = blockIdx.x;
     const TilePlace place = tiles[blockIdx.x / heads];
     const i64 offset = (place.token * heads + head) * kSize, stride = static_cast<i64>(heads) * kSize;
 
-    load_tokens(shared + Tile::kKey, k + offset, stride, place.tokens);
-    load_tokens(shared + Tile::kQuery, q + offset, stride, place.tokens);
-    load_tokens(shared + Tile::kOut, d_out + offset, stride, place.tokens);
-    load_tokens(shared + Tile::kGate, g + offset, stride, place.tokens);
-    load_token_record(shared + Tile::kWrites, tokens + tile_and_head * Record::kTokenWords, place.tokens);
-    load_token_record(shared + Tile::kValues, d_tokens + tile_and_head * Record::kTokenWords, place.tokens);
-    cp_async_commit();
-    load_state_record(shared + Tile::kState, states + tile_and_head * Record::kStateWords);
-    load_state_record(shared + Tile::kStateGradient, d_states + tile_and_head * Record::kStateWords);
-    cp_async_commit();
-    load_factors(factors, units + tile_and_head * Record::kForwardUnits,
-                 d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
-    cp_async_wait<1>();
-    __syncthreads();
-
-    find_norms(memory, norms);
-    convert_out(memory, factors);
-    fill_gates(memory, place.tokens);
-    __syncthreads();
-
-    // Six warps have a block of dP or dG each; they keep it until the states' place is free.
-    const int matrix = warp / 3, rows = warp % 3 != 0, columns = warp % 3 == 2;
-    float block[2][4] = {};
-    if (warp < 6) multiply_tokens(block, shared, factors, matrix, rows, columns, lane);
-    cp_async_wait<0>();
-    __syncthreads();
-
-    StateProducts products;
-    products.multiply(shared, factors, warp, lane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        products.total[half] += __shfl_xor_sync(kAllLanes, products.total[half], 1);
-        products.total[half] += __shfl_xor_sync(kAllLanes, products.total[half], 2);
-    }
-    __syncthreads();
-
-    const PairBlocks blocks = {reinterpret_cast<float*>(memory + Tile::kPairs)};
-    if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, matrix, rows, columns, lane);
-    const u32 own_columns = SwizzledTile::step(SwizzledTile::rows_first(lane), warp, SwizzledTile::kBytes);
-    // dV of 16 value columns a warp, where dO was.
-#pragma unroll
-    for (int chunk = 0; chunk < 2; ++chunk) {
-        u32 x[4];
-        ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
-        const float factor = factors[(kOfValues + chunk) * Record::kUnits + warp];
-        const auto converted = [&](u32 y) {
-            const float2 z = HalfPair<Float16>::unpack(y);
-            return Pair::pack(factor * z.x, factor * z.y);
-        };
-        const u32 ordered[4] = {converted(x[0]), converted(x[2]), converted(x[1]), converted(x[3])};
-        stmatrix(shared + Tile::kOut + chunk * Tile::kChunkBytes + own_columns, ordered);
-    }
-
-    // The warp's 16 channels of all tokens.
+    // Asked for early: of channels g and g + 8 of the warp's 16.
     const int channel = 16 * warp + (lane >> 2);
     const float A = A_log != nullptr ? expf(A_log[head]) : 1.0f;
     float bias[2];
@@ -337,6 +341,53 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     for (int half = 0; half < 2; ++half) {
         bias[half] = dt_bias != nullptr ? dt_bias[head * kSize + channel + 8 * half] : 0.0f;
     }
+
+    if (threadIdx.x == 0) {
+        load_records(shared, {states + tile_and_head * Record::kStateWords, tokens + tile_and_head * Record::kTokenWords,
+                              d_states + tile_and_head * Record::kStateWords,
+                              d_tokens + tile_and_head * Record::kTokenWords});
+    }
+    load_tokens(shared + Tile::kKey, k + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kQuery, q + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kOut, d_out + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kGate, g + offset, stride, place.tokens);
+    cp_async_commit();
+    load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
+                 d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
+    cp_async_wait<0>();
+    __syncthreads();
+
+    const Factors factors(reinterpret_cast<const float*>(memory + Tile::kFactors), lane);
+    find_norms(memory, norms);
+    convert_out(memory, factors.at);
+    fill_gates(memory, place.tokens);
+    wait_for_records(shared, 0);
+    clear_missing_chunk(memory, place.tokens);
+    __syncthreads();
+
+    wait_for_records(shared, 1);
+    StateProducts products;
+    if (factors.alike) {
+        products.multiply<true>(shared, factors, warp, lane);
+    } else {
+        products.multiply<false>(shared, factors, warp, lane);
+    }
+    __syncthreads();
+
+    // Six warps have a block of dP or dG each.
+    const int matrix = warp / 3, rows = warp % 3 != 0, columns = warp % 3 == 2;
+    float block[2][4] = {};
+    if (warp < 6) {
+        if (factors.alike) {
+            multiply_tokens<true>(block, shared, factors, matrix, rows, columns, lane);
+        } else {
+            multiply_tokens<false>(block, shared, factors, matrix, rows, columns, lane);
+        }
+    }
+    const PairBlocks blocks = {reinterpret_cast<float*>(memory + Tile::kPairs)};
+    if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, matrix, rows, columns, lane);
+    const u32 own_columns = SwizzledTile::step(SwizzledTile::rows_first(lane), warp, SwizzledTile::kBytes);
+    // The warp's 16 channels of all tokens.
     const auto fetch = [&](u32 (&packed)[2][4], int tile) {
         ldmatrix_transposed(packed[0], shared + tile + own_columns);
         ldmatrix_transposed(packed[1], shared + tile + Tile::kChunkBytes + own_columns);
@@ -364,6 +415,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     __syncthreads();
 
+    // dV of 16 value columns a warp, where dO was.
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+        u32 x[4];
+        ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
+        const float factor = factors.get(kOfValues + chunk, warp);
+        const auto converted = [&](u32 y) {
+            const float2 z = HalfPair<Float16>::unpack(y);
+            return Pair::pack(factor * z.x, factor * z.y);
+        };
+        const u32 ordered[4] = {converted(x[0]), converted(x[2]), converted(x[1]), converted(x[3])};
+        stmatrix(shared + Tile::kOut + chunk * Tile::kChunkBytes + own_columns, ordered);
+    }
+
     const auto normed = [&](ChannelTokens& x, int tile, const float* norm) {
         u32 packed[2][4];
         fetch(packed, tile);
@@ -377,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     };
 
     // Rows: what is still missing from dQ+ and dK+ is e^(gamma - m) and, in the second chunk, `across`.
-    ChannelTokens key, query, x;
+    ChannelTokens key, x;
     normed(key, Tile::kKey, norms);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -386,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
             x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
             products.d_query[n][e] *= early[e / 2];
             products.d_key[n][e] *= early[e / 2];
-            products.d_key_out[n][e] *= late[e / 2];
+            products.d_key_out[n][e] *= n < 2 ? across[e / 2] * late[e / 2] : late[e / 2];
         }
     }
     add_rows(products.d_query, x, blocks, 0, across, lane);
@@ -395,60 +460,67 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     float more[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float written[2] = {};
+        float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            written[n / 2] = fmaf(x[n][2 * half], products.d_key_out[n][2 * half], written[n / 2]);
-            written[n / 2] = fmaf(x[n][2 * half + 1], products.d_key_out[n][2 * half + 1], written[n / 2]);
+            sum = fmaf(x[n][2 * half], products.d_key_out[n][2 * half], sum);
+            sum = fmaf(x[n][2 * half + 1], products.d_key_out[n][2 * half + 1], sum);
         }
-        float sum = fmaf(across[half], written[0], written[1]);
         sum += __shfl_xor_sync(kAllLanes, sum, 1);
         sum += __shfl_xor_sync(kAllLanes, sum, 2);
         more[half] = fmaf(across[half] * across[half], products.total[half], sum);
     }
 
-    // Columns, and what rows give the log decays.
+    // What rows give the log decays; then columns. between: the second chunk's part of the first's, without `across`.
     ChannelTokens of_decay;
+    float between[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            x[n][e] = rounded_tf32(key[n][e] * fall[n][e]);
-            of_decay[n][e] = x[n][e] * products.d_key[n][e];
+            of_decay[n][e] = rounded_tf32(key[n][e] * fall[n][e]) * products.d_key[n][e];
+            products.d_key[n][e] *= fall[n][e];
         }
     }
-    add_columns_across(products.d_key_out, x, blocks, 1, lane);
-    normed(query, Tile::kQuery, norms + kTileTokens);
     {
-        ChannelTokens y;
+        ChannelTokens query;
+        normed(query, Tile::kQuery, norms + kTileTokens);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
+            // A token with itself.
+            const float2 own = reinterpret_cast<const float2*>(diagonals)[4 * n + t];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                y[n][e] = rounded_tf32(scale * query[n][e] * fall[n][e]);
-                of_decay[n][e] = fmaf(y[n][e], products.d_query[n][e], of_decay[n][e]);
+                const float scaled = scale * query[n][e], diagonal = e % 2 == 0 ? own.x : own.y;
+                x[n][e] = rounded_tf32(scaled * fall[n][e]);
+                of_decay[n][e] = fmaf(x[n][e], products.d_query[n][e], of_decay[n][e]);
+                products.d_query[n][e] = fmaf(fall[n][e], products.d_query[n][e], diagonal * key[n][e]);
+                products.d_key[n][e] = fmaf(diagonal, scaled, products.d_key[n][e]);
             }
         }
-        add_columns_across(products.d_key_out, y, blocks, 0, lane);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) products.d_key_out[n][e] *= across[e / 2];
-        }
-        add_columns(products.d_key_out, y, blocks, 0, lane);
     }
-    add_columns(products.d_key_out, x, blocks, 1, lane);
+    float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
+    park(parked, products.d_query);
+    add_columns(products.d_key_out, between, x, blocks, 0, lane);
+    normed(key, Tile::kKey, norms);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        // A token with itself.
-        const float2 own = reinterpret_cast<const float2*>(diagonals)[4 * n + t];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float rise = rcp(fall[n][e]), diagonal = e % 2 == 0 ? own.x : own.y;
-            of_decay[n][e] = fmaf(-rounded_tf32(key[n][e] * rise), products.d_key_out[n][e], of_decay[n][e]);
-            products.d_key[n][e] = fmaf(fall[n][e], products.d_key[n][e],
-                                        fmaf(rise, products.d_key_out[n][e], diagonal * scale * query[n][e]));
-            products.d_query[n][e] = fmaf(fall[n][e], products.d_query[n][e], diagonal * key[n][e]);
+            hold(fall[n][e]);
+            x[n][e] = rounded_tf32(key[n][e] * fall[n][e]);
+        }
+    }
+    add_columns(products.d_key_out, between, x, blocks, 1, lane);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float column = products.d_key_out[n][e];
+            if (n < 2) column = fmaf(across[e / 2], between[n][e], column);
+            const float rise = rcp(fall[n][e]);
+            of_decay[n][e] = fmaf(-rounded_tf32(key[n][e] * rise), column, of_decay[n][e]);
+            products.d_key[n][e] = fmaf(rise, column, products.d_key[n][e]);
         }
     }
     sum_from_token(of_decay, more, lane);
@@ -484,6 +556,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
 
     // Through the norm.
+    ChannelTokens query;
+    normed(key, Tile::kKey, norms);
+    normed(query, Tile::kQuery, norms + kTileTokens);
+    fetch_parked(products.d_query, parked);
     float along[2][4][2];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {

@@ -59,23 +59,18 @@ __device__ inline void add_rows(ChannelTokens& d, const ChannelTokens& x, const 
     }
 }
 
-// d_j += sum_i x_i m_ij within the chunks.
-__device__ inline void add_columns(ChannelTokens& d, const ChannelTokens& x, const PairBlocks& blocks, int matrix,
-                                   int lane) {
+// d_j += sum_i x_i m_ij within the chunks; between_j likewise, i in the second chunk and j in the first.
+__device__ inline void add_columns(ChannelTokens& d, float (&between)[2][4], const ChannelTokens& x,
+                                   const PairBlocks& blocks, int matrix, int lane) {
 #pragma unroll
     for (int first = 0; first < 4; first += 2) {
         blocks.multiply(d[first], x[first], matrix, 1, first, first, lane);
         blocks.multiply(d[first], x[first + 1], matrix, 1, first + 1, first, lane);
         blocks.multiply(d[first + 1], x[first + 1], matrix, 1, first + 1, first + 1, lane);
     }
-}
-
-// The same between the chunks, without their factor.
-__device__ inline void add_columns_across(ChannelTokens& d, const ChannelTokens& x, const PairBlocks& blocks, int matrix,
-                                          int lane) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        blocks.multiply(d[j], x[2], matrix, 1, 2, j, lane);
-        blocks.multiply(d[j], x[3], matrix, 1, 3, j, lane);
+        blocks.multiply(between[j], x[2], matrix, 1, 2, j, lane);
+        blocks.multiply(between[j], x[3], matrix, 1, 3, j, lane);
     }
 }

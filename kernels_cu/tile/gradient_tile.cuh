@@ -4,8 +4,10 @@
 #include "common/gate.cuh"
 #include "common/power.cuh"
 #include "common/shape.cuh"
+#include "ptx/bulk_copy.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cp_async_zfill.cuh"
+#include "ptx/mbarrier.cuh"
 #include "tile/chain_gate.cuh"
 #include "tile/chain_record.cuh"
 #include "tile/swizzled_tile.cuh"
@@ -28,12 +30,15 @@ struct Tile {
     static constexpr int kNorms = kValues + 4 * Record::kTokenWords;  // reciprocal, of keys, then of queries
     static constexpr int kDiagonals = kNorms + 2 * kTileTokens * 4;   // of dP, then of -dG
     static constexpr int kFactors = kDiagonals + 2 * kTileTokens * 4;
-    static constexpr int kBytes = kFactors + 10 * Record::kUnits * 4;
+    static constexpr int kBarriers = kFactors + 10 * Record::kUnits * 4;  // token records, state records
+    static constexpr int kBytes = kBarriers + 2 * 8;
     // Once the states have been used: 8 x 8 blocks of dP and dG (gradient_pairs.cuh), sums over the channels by warp,
-    // then in all.
+    // then in all, and 16 values a thread that wait for their use.
     static constexpr int kPairs = kState;
     static constexpr int kPartialSums = kPairs + 4 * 16 * 64 * 4;
     static constexpr int kSums = kPartialSums + 8 * 2 * kTileTokens * 4;
+    static constexpr int kParked = kSums + 2 * kTileTokens * 4;
+    static_assert(kParked + kThreads * 16 * 4 <= kKey);
 };
 static_assert(Tile::kBytes == KDA_SHARED_BYTES, "the launch table must know");
 
@@ -55,7 +60,7 @@ struct TilePlace {
 };
 static_assert(sizeof(TilePlace) == 16);
 
-// dO's unit brings its largest magnitude near 2^7.
+// dO's unit, one for a chunk, brings its largest magnitude near 2^7.
 __device__ float unit_for(float largest) {
     return power_of_two(max(-100, min(100, 7 - exponent_of(largest))));
 }
@@ -79,7 +84,12 @@ __device__ void load_factors(float* factors, const float* forward_units, const f
         if (present(row - kOfValues)) x = reciprocal(backward_units, Record::kTokenUnit + row - kOfValues);
     } else if (present(row - kOfOut)) {
         const int chunk = row - kOfOut;
-        const float unit = unit_for(backward_units[(Record::kLargestOut + chunk) * Record::kUnits + block]);
+        float largest = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Record::kUnits; ++i) {
+            largest = fmaxf(largest, backward_units[(Record::kLargestOut + chunk) * Record::kUnits + i]);
+        }
+        const float unit = unit_for(largest);
         factors[(kOutUnit + chunk) * Record::kUnits + block] = unit;
         x = reciprocal_of_power(unit);
     } else {
@@ -99,20 +109,41 @@ __device__ void load_tokens(u32 tile, const Element* first, i64 stride, int toke
     }
 }
 
-__device__ void load_token_record(u32 record, const u32* from, int tokens) {
-#pragma unroll
-    for (int i = 0; i < 4 * Record::kTokenWords / 16 / kThreads; ++i) {
-        const int piece = threadIdx.x + i * kThreads;
-        const int block = piece / 8 % Record::kTokenBlocks;
-        cp_async_or_zero(record + 16 * piece, from + 4 * piece, block / 2 * kChunk < tokens);
+// The records of the two chains, as they lie in global memory.
+struct TileRecords {
+    const u32* states;
+    const u32* writes;
+    const u32* d_states;
+    const u32* d_values;
+};
+
+// By one thread; the token records and the state records have a barrier each.
+__device__ void load_records(u32 shared, const TileRecords& from) {
+    const u32 barriers = shared + Tile::kBarriers;
+    mbarrier_init(barriers, 1);
+    mbarrier_init(barriers + 8, 1);
+    fence_barrier_init();
+    mbarrier_arrive_expecting(barriers, 2 * 4 * Record::kTokenWords);
+    bulk_copy(shared + Tile::kWrites, from.writes, 4 * Record::kTokenWords, barriers);
+    bulk_copy(shared + Tile::kValues, from.d_values, 4 * Record::kTokenWords, barriers);
+    mbarrier_arrive_expecting(barriers + 8, 2 * 4 * Record::kStateWords);
+    bulk_copy(shared + Tile::kState, from.states, 4 * Record::kStateWords, barriers + 8);
+    bulk_copy(shared + Tile::kStateGradient, from.d_states, 4 * Record::kStateWords, barriers + 8);
+}
+
+// Which: 0 for the token records, 1 for the state records.
+__device__ void wait_for_records(u32 shared, int which) {
+    while (!mbarrier_try_wait(shared + Tile::kBarriers + 8 * which, 0)) {
     }
 }
 
-__device__ void load_state_record(u32 record, const u32* from) {
-#pragma unroll
-    for (int i = 0; i < 4 * Record::kStateWords / 16 / kThreads; ++i) {
-        const int piece = threadIdx.x + i * kThreads;
-        cp_async_or_zero(record + 16 * piece, from + 4 * piece, true);
+// Zeros for a second chunk that is missing.
+__device__ void clear_missing_chunk(unsigned char* memory, int tokens) {
+    if (tokens > kChunk) return;
+    for (int i = threadIdx.x; i < 2 * 4 * Record::kTokenWords / 16; i += kThreads) {
+        if (i / 8 % Record::kTokenBlocks >= 2) {
+            reinterpret_cast<uint4*>(memory + Tile::kWrites)[i] = make_uint4(0, 0, 0, 0);
+        }
     }
 }
 
