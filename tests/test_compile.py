@@ -81,7 +81,7 @@ def test_every_kernel_file_is_in_the_table():
     assert files == {kernel.file for kernel in KERNELS.values()}
 
 
-LAYERS = ("common", "ptx", "tile", "varlen", "kernels")
+LAYERS = ("common", "ptx", "varlen", "tile", "kernels")
 
 
 def test_includes_point_one_way():

@@ -33,7 +33,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def cached(tree):
-    return sorted(path.name for path in (tree / "cache").iterdir())
+    return sorted(path.name for path in (tree / "cache").iterdir() if path.name != "locks")
 
 
 def test_every_header_that_a_kernel_reaches_counts(tree):
@@ -68,14 +68,36 @@ def test_whatever_changes_the_code_makes_an_entry_of_its_own(tree, monkeypatch, 
     assert len(cached(tree)) == 2
 
 
-def test_processes_that_compile_at_once_leave_one_whole_file(tree):
-    program = ("import sys; from pathlib import Path; from kda_engine.device import module, sources\n"
-               "sources.ROOT = Path(sys.argv[1]); print(module.cubin_path('kernels/triple.cu', (), 'sm_90a'))")
-    running = [subprocess.Popen([sys.executable, "-c", program, str(tree / "sources")], cwd=ROOT, text=True,
+COMPILE = """
+import sys, time
+from pathlib import Path
+from kda_engine.device import build, module, sources
+sources.ROOT, compile_file = Path(sys.argv[1]), build.compile_file
+def slowly(*given):
+    with open(sys.argv[1] + "/compiled", "a") as log:
+        log.write("once\\n")
+    time.sleep(0.5)
+    return compile_file(*given)
+build.compile_file = slowly
+print(module.cubin_path("kernels/triple.cu", (), "sm_90a"))
+"""
+
+
+def test_of_processes_that_want_a_kernel_at_once_one_compiles_it(tree):
+    running = [subprocess.Popen([sys.executable, "-c", COMPILE, str(tree / "sources")], cwd=ROOT, text=True,
                                 stdout=subprocess.PIPE) for _ in range(3)]
     paths = {process.communicate()[0].strip() for process in running}
     assert [process.returncode for process in running] == [0, 0, 0] and len(paths) == 1
     assert cached(tree) == [Path(paths.pop()).name]
+    assert (tree / "sources" / "compiled").read_text() == "once\n"
+
+
+def test_a_file_system_without_locks_will_do(tree, monkeypatch):
+    def refuse(*given):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    assert module.cubin_path("kernels/triple.cu", (), "sm_90a").read_bytes()[:4] == b"\x7fELF"
 
 
 def test_an_interrupted_write_leaves_nothing(tree, monkeypatch):
@@ -92,7 +114,7 @@ def test_what_the_compiler_refuses_is_told(tree):
     (tree / "sources" / "kernels" / "triple.cu").write_text(KERNEL.replace("kFactor *", "kFacter *"))
     with pytest.raises(build.BuildError, match="kernels/triple.cu for sm_90a(.|\n)*kFacter"):
         module.cubin_path("kernels/triple.cu", (), "sm_90a")
-    assert not (tree / "cache").exists()
+    assert cached(tree) == []
 
 
 def test_parameters_and_resources_are_read_from_what_was_compiled(tree):

@@ -1,13 +1,15 @@
 """Compiled kernels, from the disk cache or from the compiler.
 
 A cache entry's name is a digest of the kernel's sources and headers, the defines, the target and the compiler's
-version, so an entry is never out of date. Entries are written under a temporary name and moved: processes that
-compile the same kernel at the same time leave one whole file.
+version, so an entry is never out of date. The first process that wants an entry compiles it, the others wait for it
+and load it. Entries are written under a temporary name and moved, so that one whole file is left in any case.
 """
 
+import fcntl
 import hashlib
 import os
 import tempfile
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -28,17 +30,36 @@ def cubin_path(file, defines, architecture):
     folder = cache_folder()
     path = folder / f"{Path(file).stem}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     if not path.exists():
-        cubin, _ = build.compile_file(file, defines, architecture)
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.tmp-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(cubin)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with _lock(folder / "locks" / path.stem):
+            if not path.exists():
+                _write(path, build.compile_file(file, defines, architecture)[0])
     return path
+
+
+@contextmanager
+def _lock(path):
+    """One process at a time, on this node at least; freed by the system when its holder dies. Where the file system has
+    no locks nobody waits, and the work is done more than once.
+    """
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+
+
+def _write(path, content):
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.tmp-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 @cache
