@@ -56,12 +56,12 @@ def test_the_columns_follow_from_the_record():
     row = {"case": {"what": "forward", "shape": "A", "regime": "weak", "engine": "cuda"}, "error": 1e-3,
            "allowed": 3e-3, "bytes": 10**9, "flops": 2 * 10**9,
            "samples": {OURS: [1e-3, 2e-3, 3e-3], CONTROL: [9.0] * 3, "fla": [4e-3] * 3}, "peer_errors": {"fla": 2e-3},
-           "host_seconds": 50e-6, "kernels": {"prepare": [1e-3, 1e-3]},
+           "peak_bytes": 3 << 29, "host_seconds": 50e-6, "kernels": {"prepare": [1e-3, 1e-3]},
            "state": {"before": {"sm_mhz": 1980, "celsius": 40, "lowered_by": []},
                      "after": {"sm_mhz": 1700, "celsius": 60, "lowered_by": ["SwPowerCap"]}}}
     by = {"utc": "now", "engine_version": "1", "commit": None, "command": ["bench"]}
     page = table.markdown(make_record("engine", by, {"name": "GPU"}, {"bandwidth": 1e12, "matrix_rate": 1e13}, [row]))
-    assert ("| forward A weak | 1.0e-03 | 2 | 1 | 1 | 50.0% | 10.0% | 50 | 4 | 2.00 | 2.0e-03 |") in page
+    assert ("| forward A weak | 1.0e-03 | 2 | 1 | 1 | 50.0% | 10.0% | 50 | 1.5 | 4 | 2.00 | 2.0e-03 |") in page
     assert "| forward A weak engine" not in page and "SM clock in MHz 1700 to 1980" in page
     assert "clocks lowered by SwPowerCap" in page
     assert "| prepare | 1 | 0 |" in page

@@ -26,6 +26,8 @@ class Host:
     """The engine "numpy" in float32 on the threads that this process may use. model: the processor's name."""
 
     engine, module, dtype, chunk_length = "numpy", np, np.dtype("f4"), CHUNK_LENGTH
+    # What results are held against.
+    oracle = "reference"
 
     def __init__(self, model):
         self._model = model
@@ -88,6 +90,9 @@ class Host:
 
     def host_seconds(self, call):
         """None: here the host's time is the whole time."""
+
+    def peak_bytes(self, call):
+        """None: only device memory is counted."""
 
     def capture(self, call):
         raise InputError("graph: expected engine cuda, got numpy, which has no graphs to replay")

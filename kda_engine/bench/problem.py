@@ -43,6 +43,11 @@ class Problem:
         """The public calls of forward and backward."""
         return api.backward(self.forward(save=True), **self.gradients)
 
+    @property
+    def input_bytes(self):
+        """Memory of all inputs."""
+        return sum(x.nbytes for x in self.inputs.values())
+
     def work(self, what):
         """(bytes, FLOPs) of FORWARD or BOTH at the least."""
         moved = roofline.forward_bytes(self.inputs)
@@ -59,10 +64,10 @@ class Problem:
         return sorted({0, self.shape.heads - 1})
 
     def expected(self, what):
-        """All results of FORWARD or BOTH by name, of the checked heads, from the oracle in float64."""
+        """All results of FORWARD or BOTH by name, of the checked heads, from the machine's oracle in float64."""
         few = lambda arrays: {name: pick_heads(name, x, self.checked_heads).astype("f8") for name, x in arrays.items()}
         fwd = api.forward(**few(self.inputs), cu_seqlens=self.shape.cu_seqlens, options=self.options,
-                          engine="reference", save=what == BOTH)
+                          engine=self.machine.oracle, save=what == BOTH)
         results = {"out": fwd.out, "final_state": fwd.final_state}
         return results | vars(api.backward(fwd, **few(self.gradients))) if what == BOTH else results
 

@@ -52,7 +52,7 @@ def _engine(record, rows):
     ceilings = record["ceilings"]
     peers = sorted({peer for row in rows for peer in peers_of(row)})
     name, common = _names(rows)
-    head = ["case", "error", "ms", "spread", "floor ms", "of bandwidth", "of matrix rate", "host us"]
+    head = ["case", "error", "ms", "spread", "floor ms", "of bandwidth", "of matrix rate", "host us", "peak GiB"]
     cells = []
     for row in rows:
         ours = median(row["samples"][OURS])
@@ -65,6 +65,7 @@ def _engine(record, rows):
             cell += ["", "", ""]
         host = row.get("host_seconds")
         cell.append("" if host is None else f"{1e6 * host:.0f}")
+        cell.append(f"{row['peak_bytes'] / 2**30:.3g}" if "peak_bytes" in row else "")
         for peer in peers:
             if peer in row["samples"]:
                 theirs = median(row["samples"][peer])
