@@ -294,7 +294,7 @@ KERNELS = {
             "sm90_gradients", "kernels/sm90_gradients.cu",
             _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
                       "d_tokens", "d_units", "tiles")
-            + _integers("heads", "ahead") + _reals("lower_bound", "scale")
+            + _integers("heads") + _reals("lower_bound", "scale")
             + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
             variants=_hopper(*(gradients_variant(element, beta) for element in CHAIN_ELEMENTS for beta in CHAIN_BETAS)),
             threads=lambda variant: 256,

@@ -26,8 +26,8 @@ def backward(problem, options, saved, d_out, d_final_state):
            q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
            d_out=d_out, states=saved.records.states, tokens=saved.records.tokens, units=saved.records.units,
            d_states=records.states, d_tokens=records.tokens, d_units=records.units, tiles=plan.tiles.rows,
-           heads=problem.value_heads, ahead=problem.target.multiprocessors, lower_bound=options.lower_bound,
-           scale=options.scale_for(problem.K), d_bias=of_bias, d_rate=of_rate, **gradients)
+           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
+           d_bias=of_bias, d_rate=of_rate, **gradients)
     return Gradients(**gradients, dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
                      ddt_bias=of_bias.sum(axis=0, dtype="f8"), d_initial_state=d_initial_state)
 

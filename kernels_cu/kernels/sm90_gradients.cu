@@ -13,8 +13,7 @@
 //
 // In:  q, k, g, d_out [T,H,128], beta [T,H] of one 16-bit type, 16-byte aligned; A_log [H], dt_bias [H,128] float32 or
 //      null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of sm90_backward_chain
-//      (d_states, d_tokens, d_units); tiles: the tile table; ahead: how many blocks later the block is for which memory
-//      is asked already.
+//      (d_states, d_tokens, d_units); tiles: the tile table.
 // Out: dq, dk, dv, dg [T,H,128], dbeta [T,H] of the inputs' type; d_bias [tiles,H,128], d_rate [tiles,H,8] float32: the
 //      tile's sums of the gradients of dt_bias and, by 16 channels, of A_log. Written.
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
@@ -322,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
                    const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
                    const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles, int heads,
-                   int ahead, float lower_bound, float scale, Element* dq, Element* dk, Element* dv, Element* dg, Element* dbeta,
+                   float lower_bound, float scale, Element* dq, Element* dk, Element* dv, Element* dg, Element* dbeta,
                    float* d_bias, float* d_rate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
@@ -351,14 +350,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cp_async_commit();
     load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
                  d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
-    // What a block that starts about half this one's time later will load.
-    const i64 later = tile_and_head + ahead;
-    if (later < gridDim.x) {
-        const TilePlace of_later = tiles[later / heads];
-        const i64 from = (of_later.token * heads + later % heads) * kSize;
-        prefetch_tokens(k + from, q + from, d_out + from, g + from, stride, of_later.tokens);
-        if (threadIdx.x == 0) TileRecords(states, tokens, d_states, d_tokens, later).prefetch();
-    }
     cp_async_wait<0>();
     __syncthreads();
 

@@ -5,11 +5,9 @@
 #include "common/power.cuh"
 #include "common/shape.cuh"
 #include "ptx/bulk_copy.cuh"
-#include "ptx/bulk_prefetch.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cp_async_zfill.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/prefetch.cuh"
 #include "tile/chain_gate.cuh"
 #include "tile/chain_record.cuh"
 #include "tile/swizzled_tile.cuh"
@@ -124,24 +122,7 @@ struct TileRecords {
           writes(tokens + tile_and_head * Record::kTokenWords),
           d_states(all_d_states + tile_and_head * Record::kStateWords),
           d_values(d_tokens + tile_and_head * Record::kTokenWords) {}
-
-    // By one thread.
-    __device__ void prefetch() const {
-        bulk_prefetch_l2(writes, 4 * Record::kTokenWords);
-        bulk_prefetch_l2(d_values, 4 * Record::kTokenWords);
-        bulk_prefetch_l2(states, 4 * Record::kStateWords);
-        bulk_prefetch_l2(d_states, 4 * Record::kStateWords);
-    }
 };
-
-// Brings into the L2 cache what load_tokens will copy, 128 bytes a thread; k: the first token's, the others likewise.
-__device__ void prefetch_tokens(const Element* k, const Element* q, const Element* d_out, const Element* g, i64 stride,
-                                int tokens) {
-    const int tensor = threadIdx.x / (2 * kTileTokens), row = threadIdx.x / 2 % kTileTokens;
-    const Element* first = tensor == 0 ? k : tensor == 1 ? q : tensor == 2 ? d_out : g;
-    if (row < tokens) prefetch_l2(first + row * stride + 64 * (threadIdx.x % 2));
-}
-static_assert(kThreads == 4 * 2 * kTileTokens);
 
 // By one thread; the token records and the state records have a barrier each.
 __device__ void load_records(u32 shared, const TileRecords& from) {
