@@ -43,6 +43,10 @@ BACKWARD_UNITS = 40
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
 
+# Widths that `probe_products` times; threads of the probes that are blocks of the chain.
+PROBE_WIDTHS = (8, 16, 32, 64, 128)
+PROBE_THREADS = 512
+
 # Channels of one block of `short_conv`.
 CONV_COLUMNS = 128
 
@@ -128,6 +132,18 @@ def gradients_variant(element, beta):
     """The variant of `sm90_gradients` for an element type and a beta form."""
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BETA_FORM", BETAS.index(beta)),
                     ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
+
+
+def products_variant(width, warpgroups):
+    """The variant of `probe_products` for products of so many columns, by 1 or 2 warpgroups."""
+    return Defines((("KDA_WIDTH", width), ("KDA_WARPGROUPS", warpgroups)))
+
+
+def roles_variant(prepares, carries):
+    """The variant of `probe_roles` in which those sides of the chain work; `probe_peer` is the recurrence alone."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BETA_FORM", BETAS.index("logit")),
+                    ("KDA_COLUMNS", CHAIN_SIZE), ("KDA_QUERIES", 1), ("KDA_REVERSED", 0),
+                    ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
 
 
 # The variant of `short_conv` for each element type.
@@ -300,6 +316,32 @@ KERNELS = {
             threads=lambda variant: 256,
             shared=lambda variant: GRADIENTS_SHARED,
             blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
+            "probe_products", "kernels/probe_products.cu", _pointers("cycles", "sums") + _integers("rounds"),
+            variants=_hopper(*(products_variant(width, groups) for width in PROBE_WIDTHS for groups in (1, 2))),
+            threads=lambda variant: 128 * dict(variant.defines)["KDA_WARPGROUPS"],
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"],
+        ),
+        Kernel(
+            "probe_roles", "kernels/probe_roles.cu",
+            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "sums", "cycles") + _integers("chunks")
+            + _reals("lower_bound", "scale"),
+            variants=_hopper(roles_variant(True, False), roles_variant(False, True), roles_variant(True, True)),
+            threads=lambda variant: PROBE_THREADS,
+            shared=lambda variant: CHAIN_SHARED,
+            blocks=lambda a: a["count"],
+        ),
+        Kernel(
+            "probe_peer", "kernels/probe_peer.cu",
+            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "cycles")
+            + _integers("chunks", "turns", "interval", "send") + _reals("lower_bound", "scale"),
+            variants=_hopper(roles_variant(False, True)),
+            threads=lambda variant: PROBE_THREADS,
+            shared=lambda variant: CHAIN_SHARED,
+            # An even number: blocks come in pairs.
+            blocks=lambda a: a["count"],
         ),
         Kernel(
             "fold_states", "kernels/fold_states.cu",
