@@ -47,6 +47,9 @@ FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS
 PROBE_WIDTHS = (8, 16, 32, 64, 128)
 PROBE_THREADS = 512
 
+# Warps of one block of `decay_bounds`, each of which works alone.
+DECAY_WARPS = 8
+
 # Channels of one block of `short_conv`.
 CONV_COLUMNS = 128
 
@@ -126,6 +129,11 @@ def fold_variant(reversed):
 def certify_variant(element, reversed):
     """The variant of `certify_cuts` for an element type, for the forward or the backward."""
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_REVERSED", int(reversed))))
+
+
+def decay_variant(element):
+    """The variant of `decay_bounds` for an element type."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
 
 
 def gradients_variant(element, beta):
@@ -360,6 +368,16 @@ KERNELS = {
             threads=lambda variant: 512,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
+            "decay_bounds", "kernels/decay_bounds.cu",
+            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias") + _integers("tokens", "heads") + _SIZES
+            + _integers("gate_form", "beta_form", "qk_l2norm", "quantity", "chunks_per_row") + _reals("lower_bound")
+            + _pointers("logs", "added"),
+            variants=lambda target: [decay_variant(element) for element in ELEMENTS],
+            threads=lambda variant: 32 * DECAY_WARPS,
+            shared=lambda variant: 0,
+            blocks=lambda a: tiles(a["count"] * a["value_heads"], DECAY_WARPS),
         ),
         Kernel(
             "backward_states", "kernels/backward_states.cu", _CHAIN + _pointers("states", "writes"),

@@ -14,6 +14,7 @@ from kda_engine.engines.cuda import CudaEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from decay_run import measured, pieces  # noqa: E402
 from device_run import stages  # noqa: E402
 from gradient_run import gradients  # noqa: E402
 
@@ -34,6 +35,8 @@ def main():
         for case in problems():
             stages(CudaEngine(), case)
             gradients(CudaEngine(), case)
+            for piece, _ in pieces(case):
+                measured(CudaEngine(), piece, case.options)
 
 
 if __name__ == "__main__":
