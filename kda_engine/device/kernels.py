@@ -50,7 +50,7 @@ PROBE_THREADS = 512
 # Warps of one block of `decay_bounds`, each of which works alone.
 DECAY_WARPS = 8
 
-# Channels of one block of `short_conv`.
+# Channels of one block of `short_conv` and its backward.
 CONV_COLUMNS = 128
 
 # Kinds of parameters: the C type's size follows from the NumPy type; an array is passed as its address.
@@ -154,7 +154,7 @@ def roles_variant(prepares, carries):
                     ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
 
 
-# The variant of `short_conv` for each element type.
+# The variant of `short_conv` and its backward for each element type.
 CONV_ELEMENTS = {element: Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", name))) for element, name in ELEMENTS.items()}
 
 
@@ -288,6 +288,15 @@ KERNELS = {
             "short_conv", "kernels/short_conv.cu",
             _pointers("x", "weight", "bias", "halo", "cu_seqlens", "chunk_offsets")
             + _integers("sequences", "channels", "taps", "silu") + _pointers("y"),
+            variants=lambda target: list(CONV_ELEMENTS.values()),
+            threads=lambda variant: CONV_COLUMNS,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
+        ),
+        Kernel(
+            "short_conv_backward", "kernels/short_conv_backward.cu",
+            _pointers("dy", "x", "weight", "bias", "halo", "bounds", "chunk_offsets")
+            + _integers("sequences", "channels", "taps", "silu") + _pointers("dx", "dhalo", "partials"),
             variants=lambda target: list(CONV_ELEMENTS.values()),
             threads=lambda variant: CONV_COLUMNS,
             shared=lambda variant: 0,
