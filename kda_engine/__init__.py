@@ -1,9 +1,8 @@
 """Kimi Delta Attention as a standalone numerical engine: forward, backward, context parallelism."""
 
 from .affine import Affine
-from .api import ForwardResult, backward, forward, short_conv, step, summarize
+from .api import ForwardResult, backward, forward, short_conv, short_conv_backward, step, summarize
 from .compare import compare
-from .conv import short_conv_backward
 from .errors import InputError
 from .gate import Gradients
 from .options import Options

@@ -112,12 +112,29 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
 def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
     """The short causal depthwise convolution, as `conv.short_conv`; by kernel where x lives on a usable device."""
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
-    if array_module(given.x) is not np and cuda_usable():
-        from .engines import cuda_conv
-
-        if cuda_conv.covers(given):
-            return like(cuda_conv.short_conv(given), x)
+    kernels = _conv_kernels(given)
+    if kernels is not None:
+        return like(kernels.short_conv(given), x)
     return conv.short_conv(x, weight, bias, activation, cu_seqlens, halo)
+
+
+def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
+    """Its gradients, as `conv.short_conv_backward`; by kernel where x lives on a usable device."""
+    given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
+    kernels = _conv_kernels(given)
+    if kernels is not None:
+        gradients = kernels.short_conv_backward(given, given.take_gradient(dy))
+        return tuple(like(d, x) for d in gradients)
+    return conv.short_conv_backward(dy, x, weight, bias, activation, cu_seqlens, halo)
+
+
+def _conv_kernels(given):
+    """The module of the convolution's kernels where they cover a `conv.ConvArguments`, else None."""
+    if array_module(given.x) is np or not cuda_usable():
+        return None
+    from .engines import cuda_conv
+
+    return cuda_conv if cuda_conv.covers(given) else None
 
 
 def _check_options(options):

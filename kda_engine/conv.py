@@ -35,10 +35,7 @@ def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=
     """
     given = ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
     padded, module, W = _Padded(given), array_module(given.x), given.weight.shape[1]
-    d = as_float_array("dy", dy)
-    if d.shape != given.x.shape:
-        raise InputError(f"dy: expected shape {given.x.shape}, got {d.shape}")
-    d = d.reshape(given.rows.shape).astype(given.dtype)
+    d = given.take_gradient(dy).astype(given.dtype)
     if activation is not None:
         before = padded.correlate()
         s = sigmoid(before)
@@ -98,6 +95,13 @@ class ConvArguments:
         if halo is not None and halo.shape != expected:
             raise InputError(f"halo: expected shape {expected}, got {halo.shape}")
         return cls(x, x.reshape(T, channels), weight.astype(dtype), bias, activation, bounds, halo, dtype)
+
+    def take_gradient(self, dy):
+        """The output's gradient dy, shaped as `rows`, its type kept. Raises InputError."""
+        d = as_float_array("dy", dy)
+        if d.shape != self.x.shape:
+            raise InputError(f"dy: expected shape {self.x.shape}, got {d.shape}")
+        return d.reshape(self.rows.shape)
 
 
 class _Padded:

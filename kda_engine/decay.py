@@ -15,8 +15,11 @@ from .arrays import array_module, to_host
 from .gate import activate
 from .layout import CHUNK
 
-# Tokens activated at a time while looking for the warm-up.
+# Tokens activated at a time.
 BLOCK = 64 * CHUNK
+
+# Chunks looked at first for the warm-up; then, each time, as many as were seen before.
+FIRST_LOOK = 64
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,59 @@ class Decision:
     log_norm: np.ndarray
 
 
-def decide(piece, options, backward):
+class Measure:
+    """What decisions and bounds need to know of a piece (an `Operands` of a single sequence), NumPy float64.
+
+    Here array expressions, which define it. An engine may have the same by kernel (`Engine.measure`).
+    """
+
+    def chunks(self, piece, options):
+        """The sums of m over each chunk [chunks,HV]."""
+        starts = lambda block: np.arange(0, block.tokens, CHUNK)
+        return _stack(piece, lambda block: np.add.reduceat(token_bounds(block, options), starts(block), axis=0))
+
+    def samples(self, piece, options, backward):
+        """The estimate from one token a chunk, its last (backward: first): length * max_d l. [chunks,HV].
+
+        The public kernel that this repeats works in log2; here everything is natural, the decision is the same.
+        """
+
+        def of_block(block):
+            starts = np.arange(0, block.tokens, CHUNK)
+            stops = np.minimum(starts + CHUNK, block.tokens)
+            sampled = starts if backward else stops - 1
+            cut = {name: getattr(block, name)[sampled] for name in ("q", "k", "v", "g", "beta")}
+            log_decay = activate(replace(block, **cut), options, "f8").log_decay
+            return (stops - starts)[:, None] * to_host(log_decay.max(axis=-1))
+
+        return _stack(piece, of_block)
+
+    def runs(self, piece, options, backward):
+        """(logs, added) [runs,HV] of consecutive runs of tokens; how many a run has is this measure's own affair.
+
+        logs: the sums of m. added: a bound on what a run's tokens make of the state behind it that comes from no state
+        before. backward: of the state's gradient in front of it, v being the output's gradient, but for the scale.
+        """
+        size = lambda rows: to_host(array_module(rows).sqrt((rows * rows).sum(axis=-1)))
+
+        def of_block(block):
+            x = activate(block, options, "f8")
+            m = _token_bounds(x)
+            if backward:
+                new, reach = size(x.q) * size(x.v), np.cumsum(m, axis=0)
+            else:
+                new = to_host(abs(x.beta)) * size(x.k) * size(x.v)
+                reach = np.cumsum(np.concatenate([np.zeros((1, m.shape[1])), m[:0:-1]]), axis=0)[::-1]
+            return np.stack([m.sum(axis=0), _passed_on(reach, new).sum(axis=0)])[None]
+
+        both = _stack(piece, of_block, (2,))
+        return both[:, 0], both[:, 1]
+
+
+HOST = Measure()
+
+
+def decide(piece, options, backward, measure=HOST):
     """The Decision by the rule in force (`options.skip`) for one piece: an `Operands` of a single sequence.
 
     backward: the warm-up lies at the piece's start and serves the state's gradient; else at its end.
@@ -42,17 +97,18 @@ def decide(piece, options, backward):
     chunks = -(-piece.tokens // CHUNK)
     if options.skip == "exact" or chunks == 0:
         return Decision(np.full(HV, chunks), np.ones(HV, bool), np.zeros(HV))
-    rule = _certified_chunks if options.skip == "certified" else _sampled_chunks
     threshold = math.log(options.tolerance)
     total = np.zeros(HV)
     num_warmup, log_norm = np.full(HV, chunks), np.zeros(HV)
     found = np.zeros(HV, bool)
     seen = 0
     while seen < chunks and not found.all():
-        count = min(BLOCK // CHUNK, chunks - seen)
+        count = min(max(FIRST_LOOK, seen), chunks - seen)
         first = seen if backward else chunks - seen - count
         span = slice(first * CHUNK, min((first + count) * CHUNK, piece.tokens))
-        per_chunk = rule(piece.slice_tokens(span.start, span.stop), options, backward)
+        part = piece.slice_tokens(span.start, span.stop)
+        certified = options.skip == "certified"
+        per_chunk = measure.chunks(part, options) if certified else measure.samples(part, options, backward)
         sums = total + np.cumsum(per_chunk if backward else per_chunk[::-1], axis=0)
         below = sums < threshold
         if options.skip == "sampled":
@@ -71,82 +127,58 @@ def decide(piece, options, backward):
 
 def token_bounds(piece, options):
     """m [T,HV], float64: the log of the bound on each token's map."""
-    x = activate(piece, options, "f8")
+    return _token_bounds(activate(piece, options, "f8"))
+
+
+def _token_bounds(x):
     module = array_module(x.k)
     growth = abs(1 - x.beta * (x.k * x.k).sum(axis=-1))
     return to_host(x.log_decay.max(axis=-1) + module.log(module.maximum(1, growth)))
 
 
-def token_bounds_sum(piece, options):
+def token_bounds_sum(piece, options, measure=HOST):
     """The sum of m over all tokens [HV]: the log of a bound on the whole run's transition."""
-    total = np.zeros(piece.value_heads)
-    for start in range(0, piece.tokens, BLOCK):
-        total += token_bounds(piece.slice_tokens(start, min(start + BLOCK, piece.tokens)), options).sum(axis=0)
-    return total
+    return measure.chunks(piece, options).sum(axis=0)
 
 
-def _certified_chunks(piece, options, backward):
-    """Sums of m over each chunk [chunks, HV]."""
-    return np.add.reduceat(token_bounds(piece, options), np.arange(0, piece.tokens, CHUNK), axis=0)
-
-
-def _sampled_chunks(piece, options, backward):
-    """The estimate from one token a chunk, its last (backward: first): length * max_d l. [chunks, HV].
-
-    The public kernel that this repeats works in log2; here everything is natural, the decision is the same.
-    """
-    starts = np.arange(0, piece.tokens, CHUNK)
-    stops = np.minimum(starts + CHUNK, piece.tokens)
-    sampled = starts if backward else stops - 1
-    cut = {name: getattr(piece, name)[sampled] for name in ("q", "k", "v", "g", "beta")}
-    log_decay = activate(replace(piece, **cut), options, "f8").log_decay
-    return (stops - starts)[:, None] * to_host(log_decay.max(axis=-1))
-
-
-def state_norm_bound(before, options, entering):
+def state_norm_bound(before, options, entering, measure=HOST):
     """A bound [HV] on the Frobenius norm of the state behind the tokens of `before` (one sequence).
 
     entering [HV]: norm of the state in front of them. Every token adds at most |beta| ||k|| ||v||, then shrinks (or
     grows) with the tokens behind it.
     """
-
-    def added(x, module):
-        size = lambda rows: module.sqrt((rows * rows).sum(axis=-1))
-        return abs(x.beta) * size(x.k) * size(x.v)
-
-    return _norm_bound(before, options, entering, added, backward=False)
+    logs, added = measure.runs(before, options, backward=False)
+    return _norm_bound(logs[::-1], added[::-1], entering)
 
 
-def gradient_norm_bound(behind, options, d_out, leaving):
+def gradient_norm_bound(behind, options, d_out, leaving, measure=HOST):
     """A bound [HV] on the Frobenius norm of the state's gradient in front of the tokens of `behind` (one sequence).
 
     d_out [T,HV,V] of those tokens; leaving [HV]: norm of the gradient behind them. Every token adds at most
     scale ||q|| ||d_out||, then passes through its own map and those in front of it.
     """
-    scale = abs(options.scale_for(behind.K))
-
-    def added(x, module):
-        size = lambda rows: module.sqrt((rows * rows).sum(axis=-1))
-        return scale * size(x.q) * size(x.v)
-
     # The output gradient takes the place of v, which the gradient's norm does not depend on.
-    return _norm_bound(replace(behind, v=d_out), options, leaving, added, backward=True)
+    logs, added = measure.runs(replace(behind, v=d_out), options, backward=True)
+    return _norm_bound(logs, abs(options.scale_for(behind.K)) * added, leaving)
 
 
-def _norm_bound(tokens, options, boundary, added, backward):
-    """sum_t e^(sum of m between t and the boundary looked at) added_t + e^(sum of all m) boundary, block by block."""
-    total = np.array(boundary, dtype="f8")
-    starts = list(range(0, tokens.tokens, BLOCK))
-    for start in reversed(starts) if backward else starts:
-        block = tokens.slice_tokens(start, min(start + BLOCK, tokens.tokens))
-        x = activate(block, options, "f8")
-        m, new = token_bounds(block, options), to_host(added(x, array_module(x.k)))
-        with np.errstate(over="ignore"):
-            if backward:
-                reach = np.exp(np.cumsum(m, axis=0))
-                total = reach[-1] * total + (reach * new).sum(axis=0)
-            else:
-                behind = np.cumsum(m[::-1], axis=0)[::-1]
-                reach = np.exp(np.concatenate([behind[1:], np.zeros((1, m.shape[1]))]))
-                total = np.exp(behind[0]) * total + (reach * new).sum(axis=0)
-    return total
+def _norm_bound(logs, added, boundary):
+    """sum_r e^(sum of logs between run r and the boundary looked at) added_r + e^(sum of all logs) boundary.
+
+    Runs in order of their distance from the boundary looked at.
+    """
+    reach = np.cumsum(np.concatenate([np.zeros((1, logs.shape[1])), logs]), axis=0)
+    return _passed_on(reach, np.concatenate([added, np.asarray(boundary, "f8")[None]])).sum(axis=0)
+
+
+def _passed_on(reach, size):
+    """e^reach size; what is zero stays zero, however far it is passed on."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(size == 0, 0.0, np.exp(reach) * size)
+
+
+def _stack(piece, of_block, more=()):
+    """of_block's rows [rows, *more, HV] for the whole piece, block by block."""
+    starts = range(0, piece.tokens, BLOCK)
+    blocks = (piece.slice_tokens(start, min(start + BLOCK, piece.tokens)) for start in starts)
+    return np.concatenate([np.zeros((0, *more, piece.value_heads)), *map(of_block, blocks)])

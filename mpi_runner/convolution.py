@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kda_engine.api import short_conv
+from kda_engine.api import short_conv, short_conv_backward
 from kda_engine.arrays import array_module, to_host
-from kda_engine.conv import short_conv_backward
 
 CHANNELS = ("q", "k", "v")
 

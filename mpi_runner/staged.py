@@ -11,6 +11,7 @@ class StagedEngine:
 
     def __init__(self, engine):
         self._engine = engine
+        self.measure = engine.measure
 
     def summarise(self, operands, options, initial_state, transition):
         pair = self._engine.summarise(operands, options, self._engine.take_array(initial_state), transition)

@@ -191,7 +191,7 @@ class Step:
                                              self.d_states[0], backward=True))
 
     def _decision(self, group, backward):
-        return None if group is None else decay.decide(group.operands, self.options, backward)
+        return None if group is None else decay.decide(group.operands, self.options, backward, self.engine.measure)
 
     def _plan(self, fallback):
         """The forward exchange. fallback [HV] bool: heads of this rank's passing piece that keep their transition."""
@@ -256,7 +256,7 @@ class Step:
         if self.options.skip == "certified":
             # A rule that looked at every token for every head has this sum already.
             whole = (decision.log_norm if decision.fallback.all()
-                     else decay.token_bounds_sum(operands, self.options))
+                     else decay.token_bounds_sum(operands, self.options, self.engine.measure))
             row["log_transition"] = whole.tolist()
             if len(dropped):
                 row["bound"] = self._bound(group, decision, dropped, boundary, backward).tolist()
@@ -264,21 +264,21 @@ class Step:
 
     def _bound(self, group, decision, dropped, boundary, backward):
         """e^(bound of the warm-up) times a bound on the norm of what it multiplied [HV]; 0 for heads that were kept."""
-        operands, options = group.operands, self.options
+        operands, options, measure = group.operands, self.options, self.engine.measure
         entering = np.linalg.norm(boundary[dropped].reshape(len(dropped), -1).astype("f8"), axis=1)
         if backward:
             stop = warmup_stop(operands, decision, dropped)
             warmup = operands.slice_tokens(0, stop)
             rest = operands.slice_tokens(stop, operands.tokens)
             norm = decay.gradient_norm_bound(_heads(rest, dropped), options, self.d_outs["left"][stop:][:, dropped],
-                                             entering)
+                                             entering, measure)
         else:
             start = warmup_start(operands, decision, dropped)
             warmup = operands.slice_tokens(start, operands.tokens)
             rest = operands.slice_tokens(0, start)
-            norm = decay.state_norm_bound(_heads(rest, dropped), options, entering)
+            norm = decay.state_norm_bound(_heads(rest, dropped), options, entering, measure)
         bound = np.zeros(operands.value_heads)
-        bound[dropped] = np.exp(decay.token_bounds_sum(_heads(warmup, dropped), options)) * norm
+        bound[dropped] = np.exp(decay.token_bounds_sum(_heads(warmup, dropped), options, measure)) * norm
         return bound
 
     def _run_forward(self, name):

@@ -144,6 +144,52 @@ def test_norm_bounds_bound_the_state_and_its_gradient(name):
     assert np.all(size(gradient) <= bound * (1 + 1e-12))
 
 
+class Watched(decay.Measure):
+    """Counts the tokens that decisions look at."""
+
+    seen = 0
+
+    def chunks(self, piece, options):
+        self.seen += piece.tokens
+        return super().chunks(piece, options)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_decision_looks_no_further_than_twice_the_warm_up(backward):
+    case = cases.make("heads-differ", dtype="f8", tokens=9000, heads=2, value_heads=2, K=4, V=4)
+    options = kda.Options(**{**case.options.to_dict(), "tolerance": 1e-300})
+    watched = Watched()
+    decision = decay.decide(piece_of(case), options, backward, watched)
+    longest = int(decision.num_warmup.max())
+    assert not decision.fallback.any() and longest < 9000 // CHUNK // 2
+    assert longest * CHUNK <= watched.seen <= max(2 * longest, decay.FIRST_LOOK) * CHUNK
+
+
+@pytest.mark.parametrize("name", ["strong", "ordinary", "expanding", "scale"])
+def test_norm_bounds_do_not_depend_on_the_runs(name, monkeypatch):
+    case = cases.make(name, dtype="f8", tokens=150)
+    operands, size = piece_of(case), np.arange(cases.make(name).v.shape[1])
+
+    def bounds():
+        return (decay.state_norm_bound(operands, case.options, size),
+                decay.gradient_norm_bound(operands, case.options, case.d_out, size))
+
+    whole = bounds()
+    monkeypatch.setattr(decay, "BLOCK", 3 * CHUNK)
+    for a, b in zip(bounds(), whole):
+        assert np.allclose(a, b, rtol=1e-12, atol=0) and np.all(a > 0)
+
+
+def test_nothing_grows_from_nothing():
+    """A run that expands beyond float64 makes no NaN of zeros."""
+    one = np.ones((2000, 1, 1))
+    operands, _ = layout.pack(one, one, 0 * one, 0 * one, 3 * one[:, 0], None, None, None, "log")
+    options = kda.Options(gate="log", beta="value", qk_l2norm=False)
+    assert decay.token_bounds_sum(operands, options)[0] > 1000
+    assert decay.state_norm_bound(operands, options, np.zeros(1)) == 0
+    assert decay.gradient_norm_bound(operands, options, 0 * one, np.zeros(1)) == 0
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_sampled_is_the_published_rule_in_log2(backward):
     """Term by term as published: log2 units, the slowest channel of one token a chunk, the slowest head decides."""

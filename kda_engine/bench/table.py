@@ -74,7 +74,7 @@ def _engine(record, rows):
                 cell += ["", "", ""]
         cells.append(cell)
     head += [title for peer in peers for title in (f"{peer} ms", f"{peer} / ours", f"{peer} from ours")]
-    return f"all: {common}\n\n" + _table(head, cells)
+    return f"all: {common}\n\n" + pipe_table(head, cells)
 
 
 def _names(rows):
@@ -88,7 +88,7 @@ def _names(rows):
 
 def _collectives(record, rows):
     head = ["collective", "transport", "ranks", "value heads", "KiB a rank", "ms", "spread", "GB/s a rank"]
-    return _table(head, [[*map(str, row["case"].values()), f"{row['bytes'] / 1024:.1f}",
+    return pipe_table(head, [[*map(str, row["case"].values()), f"{row['bytes'] / 1024:.1f}",
                           *_time(row["samples"][OURS]), f"{row['bytes'] / median(row['samples'][OURS]) / 1e9:.3g}"]
                          for row in rows])
 
@@ -108,13 +108,13 @@ def _scaling(record, rows):
                       *_time(taken), f"{speed_up:.2f}", f"{efficiency:.0%}"])
     head = ["scan", "transport", "ranks", "error", "ms", "spread", "speed-up", "efficiency"]
     of = f"{case['what']} {case['shape']} {case['regime']}, engine {case['engine']}, skip {case['skip']}"
-    return f"{of}\n\n" + _table(head, cells)
+    return f"{of}\n\n" + pipe_table(head, cells)
 
 
 def _kernels(rows):
     cells = [[case_name(row), name, *_time(taken)]
              for row in rows for name, taken in row.get("kernels", {}).items()]
-    return _table(["case", "kernel", "ms", "spread"], cells) if cells else ""
+    return pipe_table(["case", "kernel", "ms", "spread"], cells) if cells else ""
 
 
 def _error(row):
@@ -127,6 +127,7 @@ def _time(samples):
     return [digits(median(samples), 4), digits(spread(samples), 2)]
 
 
-def _table(head, rows):
+def pipe_table(head, rows):
+    """A Markdown table of words."""
     line = lambda cells: "| " + " | ".join(cells) + " |"
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])

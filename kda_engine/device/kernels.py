@@ -43,7 +43,14 @@ BACKWARD_UNITS = 40
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
 
-# Channels of one block of `short_conv`.
+# Widths that `probe_products` times; threads of the probes that are blocks of the chain.
+PROBE_WIDTHS = (8, 16, 32, 64, 128)
+PROBE_THREADS = 512
+
+# Warps of one block of `decay_bounds`, each of which works alone.
+DECAY_WARPS = 8
+
+# Channels of one block of `short_conv` and its backward.
 CONV_COLUMNS = 128
 
 # Kinds of parameters: the C type's size follows from the NumPy type; an array is passed as its address.
@@ -124,13 +131,30 @@ def certify_variant(element, reversed):
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_REVERSED", int(reversed))))
 
 
+def decay_variant(element):
+    """The variant of `decay_bounds` for an element type."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
+
+
 def gradients_variant(element, beta):
     """The variant of `sm90_gradients` for an element type and a beta form."""
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BETA_FORM", BETAS.index(beta)),
                     ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
 
 
-# The variant of `short_conv` for each element type.
+def products_variant(width, warpgroups):
+    """The variant of `probe_products` for products of so many columns, by 1 or 2 warpgroups."""
+    return Defines((("KDA_WIDTH", width), ("KDA_WARPGROUPS", warpgroups)))
+
+
+def roles_variant(prepares, carries):
+    """The variant of `probe_roles` in which those sides of the chain work; `probe_peer` is the recurrence alone."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BETA_FORM", BETAS.index("logit")),
+                    ("KDA_COLUMNS", CHAIN_SIZE), ("KDA_QUERIES", 1), ("KDA_REVERSED", 0),
+                    ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
+
+
+# The variant of `short_conv` and its backward for each element type.
 CONV_ELEMENTS = {element: Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", name))) for element, name in ELEMENTS.items()}
 
 
@@ -270,6 +294,15 @@ KERNELS = {
             blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
         ),
         Kernel(
+            "short_conv_backward", "kernels/short_conv_backward.cu",
+            _pointers("dy", "x", "weight", "bias", "halo", "bounds", "chunk_offsets")
+            + _integers("sequences", "channels", "taps", "silu") + _pointers("dx", "dhalo", "partials"),
+            variants=lambda target: list(CONV_ELEMENTS.values()),
+            threads=lambda variant: CONV_COLUMNS,
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
+        ),
+        Kernel(
             "sm90_chain", "kernels/sm90_chain.cu",
             _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
                       "transitions", "out", "states", "tokens", "units", "pieces", "warmup_chunks")
@@ -302,6 +335,32 @@ KERNELS = {
             blocks=lambda a: a["count"] * a["heads"],
         ),
         Kernel(
+            "probe_products", "kernels/probe_products.cu", _pointers("cycles", "sums") + _integers("rounds"),
+            variants=_hopper(*(products_variant(width, groups) for width in PROBE_WIDTHS for groups in (1, 2))),
+            threads=lambda variant: 128 * dict(variant.defines)["KDA_WARPGROUPS"],
+            shared=lambda variant: 0,
+            blocks=lambda a: a["count"],
+        ),
+        Kernel(
+            "probe_roles", "kernels/probe_roles.cu",
+            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "sums", "cycles") + _integers("chunks")
+            + _reals("lower_bound", "scale"),
+            variants=_hopper(roles_variant(True, False), roles_variant(False, True), roles_variant(True, True)),
+            threads=lambda variant: PROBE_THREADS,
+            shared=lambda variant: CHAIN_SHARED,
+            blocks=lambda a: a["count"],
+        ),
+        Kernel(
+            "probe_peer", "kernels/probe_peer.cu",
+            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "cycles")
+            + _integers("chunks", "turns", "interval", "send") + _reals("lower_bound", "scale"),
+            variants=_hopper(roles_variant(False, True)),
+            threads=lambda variant: PROBE_THREADS,
+            shared=lambda variant: CHAIN_SHARED,
+            # An even number: blocks come in pairs.
+            blocks=lambda a: a["count"],
+        ),
+        Kernel(
             "fold_states", "kernels/fold_states.cu",
             _pointers("chains", "transitions", "carried", "warmup_chunks") + _integers("heads"),
             variants=_hopper(fold_variant(False), fold_variant(True)),
@@ -318,6 +377,16 @@ KERNELS = {
             threads=lambda variant: 512,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
+            "decay_bounds", "kernels/decay_bounds.cu",
+            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias") + _integers("tokens", "heads") + _SIZES
+            + _integers("gate_form", "beta_form", "qk_l2norm", "quantity", "chunks_per_row") + _reals("lower_bound")
+            + _pointers("logs", "added"),
+            variants=lambda target: [decay_variant(element) for element in ELEMENTS],
+            threads=lambda variant: 32 * DECAY_WARPS,
+            shared=lambda variant: 0,
+            blocks=lambda a: tiles(a["count"] * a["value_heads"], DECAY_WARPS),
         ),
         Kernel(
             "backward_states", "kernels/backward_states.cu", _CHAIN + _pointers("states", "writes"),

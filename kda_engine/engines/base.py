@@ -6,6 +6,7 @@ matrices in `operands.state_dtype` and [N,HV,K,V] order, parameter gradients in 
 
 from dataclasses import dataclass, replace
 
+from ..decay import Measure
 from ..gate import Gradients
 from ..layout import Operands
 from ..options import Options
@@ -31,9 +32,13 @@ class Forward:
 
 
 class Engine:
-    """The four stages. `poll` is called now and then, from the calling thread, and may raise to stop the work."""
+    """The four stages. `poll` is called now and then, from the calling thread, and may raise to stop the work.
+
+    measure: what decay decisions look at operands with, where this engine computes.
+    """
 
     name = ""
+    measure = Measure()
 
     def __init__(self, poll=lambda: None):
         self.poll = poll

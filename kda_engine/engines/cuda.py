@@ -8,6 +8,7 @@ from ..device import target
 from ..layout import zero_states
 from . import cuda_backward, cuda_chain, cuda_chain_backward, cuda_general, cuda_step
 from .base import Engine, Forward, Saved
+from .cuda_decay import DeviceMeasure
 from .cuda_problem import contiguous, take_problem
 
 
@@ -19,6 +20,7 @@ class CudaEngine(Engine):
     def __init__(self, poll=lambda: None):
         super().__init__(poll)
         self.target = target.current()
+        self.measure = DeviceMeasure(self.target)
 
     def take_array(self, x):
         return x if isinstance(x, cupy.ndarray) else cupy.asarray(x)

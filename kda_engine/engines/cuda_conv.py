@@ -1,6 +1,7 @@
-"""The short convolution by kernel."""
+"""The short convolution and its adjoint by kernel."""
 
 import cupy
+import numpy as np
 
 from ..device import target
 from ..device.kernels import CONV_ELEMENTS, ELEMENT_OF
@@ -16,11 +17,36 @@ def covers(given):
 def short_conv(given):
     """The convolution's output, shaped and typed as x, of `ConvArguments` that the kernel covers."""
     tables = make_tables(given.cu_seqlens)
-    contiguous = lambda x: None if x is None else cupy.ascontiguousarray(x)
     y = cupy.empty(given.x.shape, given.x.dtype)
     channels, taps = given.weight.shape
     launch("short_conv", CONV_ELEMENTS[ELEMENT_OF[given.x.dtype]], target.current(), count=tables.chunks,
-           x=contiguous(given.rows), weight=contiguous(given.weight), bias=contiguous(given.bias),
-           halo=contiguous(given.halo), cu_seqlens=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
+           x=_contiguous(given.rows), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
+           halo=_contiguous(given.halo), cu_seqlens=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
            sequences=len(given.cu_seqlens) - 1, channels=channels, taps=taps, silu=given.activation == "silu", y=y)
     return y
+
+
+def short_conv_backward(given, dy):
+    """(dx typed as x, dweight, dbias or None, dhalo), as `conv.short_conv_backward`; dy: shaped as `given.rows`."""
+    x = given.rows
+    if dy.dtype != x.dtype:
+        x, dy = x.astype("f4"), dy.astype("f4")
+    (channels, taps), sequences = given.weight.shape, len(given.cu_seqlens) - 1
+    # The rows that the kernel works through: every sequence behind its halo.
+    tables = make_tables(given.cu_seqlens + np.arange(sequences + 1) * (taps - 1))
+    dx = cupy.empty(x.shape, x.dtype)
+    dhalo = cupy.empty((sequences, taps - 1, channels), "f4")
+    partials = cupy.empty((tables.chunks, taps + 1, channels), "f4")
+    launch("short_conv_backward", CONV_ELEMENTS[ELEMENT_OF[x.dtype]], target.current(), count=tables.chunks,
+           dy=_contiguous(dy), x=_contiguous(x), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
+           halo=_contiguous(given.halo), bounds=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
+           sequences=sequences, channels=channels, taps=taps, silu=given.activation == "silu",
+           dx=dx, dhalo=dhalo, partials=partials)
+    sums = partials.sum(axis=0, dtype="f8").astype("f4")
+    dbias = None if given.bias is None else sums[taps]
+    return (dx.reshape(given.x.shape).astype(given.x.dtype, copy=False), cupy.ascontiguousarray(sums[:taps].T), dbias,
+            dhalo)
+
+
+def _contiguous(x):
+    return None if x is None else cupy.ascontiguousarray(x)

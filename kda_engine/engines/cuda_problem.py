@@ -76,28 +76,43 @@ class Problem(NamedTuple):
 def take_problem(operands, target):
     """The Problem of packed operands on the current device. Inputs of mixed types are computed in float32.
 
-    Raises InputError for float64 and for K or V above 256.
+    Raises InputError for what `check_taken` refuses.
     """
+    check_taken(operands)
     heads, K = operands.k.shape[1:]
     value_heads, V = operands.v.shape[1:]
+    element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
+    return Problem(
+        *arrays,
+        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias), cu_seqlens=operands.cu_seqlens,
+        heads=heads, value_heads=value_heads, K=K, V=V, element=element,
+        plan=make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
+        variant=_variant(element, K, target), target=target,
+    )
+
+
+def check_taken(operands):
+    """Raises InputError for float64 and for K or V above 256."""
+    K, V = operands.K, operands.V
     if K > LARGEST_SIZE or V > LARGEST_SIZE:
         name, size = ("k", K) if K > LARGEST_SIZE else ("v", V)
         raise InputError(f"{name}: expected a head size of at most {LARGEST_SIZE} for engine 'cuda', got {size}")
     if operands.state_dtype != _FLOAT32:
         raise InputError("engine: expected no float64 input for 'cuda', which computes in float32; 'numpy' and "
                          "'reference' take float64")
-    arrays = (operands.q, operands.k, operands.v, operands.g, operands.beta)
-    types = {x.dtype for x in arrays}
+
+
+def of_one_type(*arrays):
+    """(element, arrays): all of them contiguous in their own type, in float32 where they differ; None stays None."""
+    types = {x.dtype for x in arrays if x is not None}
     element = ELEMENT_OF[types.pop()] if len(types) == 1 else "float32"
     dtype = _DTYPES[element]
-    parameter = lambda x: None if x is None else contiguous(x, _FLOAT32)
-    return Problem(
-        *[contiguous(x, dtype) for x in arrays],
-        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias), cu_seqlens=operands.cu_seqlens,
-        heads=heads, value_heads=value_heads, K=K, V=V, element=element,
-        plan=make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
-        variant=_variant(element, K, target), target=target,
-    )
+    return element, [None if x is None else contiguous(x, dtype) for x in arrays]
+
+
+def parameter(x):
+    """A_log or dt_bias as the kernels take it: float32, or None."""
+    return None if x is None else contiguous(x, _FLOAT32)
 
 
 def contiguous(x, dtype):

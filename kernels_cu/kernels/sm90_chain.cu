@@ -22,82 +22,14 @@
 // One warpgroup for every 64 value columns carries the state, transposed: value columns are rows of the accumulators.
 // Eight more warps prepare (tile/chain_prepare.cuh); the two sides meet in a ring of slots (tile/chain_ring.cuh). v is
 // overwritten by the outputs on their way out.
+#include "tile/chain_forward.cuh"
 #include "tile/chain_prepare.cuh"
 #include "tile/chain_record.cuh"
-#include "tile/chain_state.cuh"
 
 namespace {
 
-constexpr bool kOutputs = kQueries;
 constexpr bool kSaves = KDA_SAVES != 0;
 static_assert(!kReversed && (kOutputs || !kSaves));
-
-// What a chunk adds to a column's norm at most, over the largest |v|.
-constexpr float kGrowth = 2.0f * kChunk;
-
-// Products of one chunk with the state: K+ S (columns 0 to 15, tokens) and Q+ S (columns 16 to 31), transposed.
-constexpr int kProducts = kOutputs ? 16 : 8;
-
-// Starts K+ S and Q+ S of a chunk for a warpgroup's 64 columns, and decays the state. In the accumulators the value
-// columns are rows and the tokens columns, so every product's result is, packed, the A operand of the next.
-// rounded: the state before its decay, as A fragments.
-__device__ void start_products(State& state, float (&products)[kProducts], u32 (&rounded)[kSteps][4], u32 slot,
-                               int lane) {
-    state.round_and_decay(rounded, slot, lane);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-        const int keys = Slot::kKey + (step >> 2) * Slot::kKeyDistance + (step & 3) * 32;
-        wgmma(products, rounded[step], rows_descriptor(slot + keys), step > 0);
-    }
-    wgmma_commit();
-}
-
-// The rest of the chunk, from its values (two a register, as in the A fragment): the state's update, which is still
-// under way on return, U (updates) and the outputs, two tokens a register.
-__device__ void update_state(State& state, float (&products)[kProducts], const u32 (&values)[4], u32 slot, float scale,
-                             u32 (&updates)[4], u32 (&packed)[4]) {
-    const float value = largest_value(values);
-    wgmma_wait<0>();
-    const float factor = state.keep_range(value, kGrowth);
-    if (factor != 1.0f) {
-#pragma unroll
-        for (int i = 0; i < kProducts; ++i) products[i] *= factor;
-    }
-
-    u32 residual[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 v = Pair::unpack(values[i]);
-        residual[i] = pack_f16(fmaf(v.x, state.unit, -products[2 * i]), fmaf(v.y, state.unit, -products[2 * i + 1]));
-    }
-    float update[8];
-    wgmma_fence();
-    wgmma(update, residual, square_descriptor(slot + Slot::kSolve), false);
-    wgmma_commit();
-    wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) updates[i] = pack_f16(update[2 * i], update[2 * i + 1]);
-
-    float attended[8];
-    wgmma_fence();
-    if constexpr (kOutputs) {
-        wgmma(attended, updates, square_descriptor(slot + Slot::kAttend), false);
-        wgmma_commit();
-    }
-    wgmma_rows(state.value, updates, columns_descriptor<Slot::kGateDistance>(slot + Slot::kGate));
-    wgmma_commit();
-
-    if constexpr (kOutputs) {
-        wgmma_wait<1>();
-        const float restore = scale * reciprocal_of_power(state.unit);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            packed[i] = Pair::pack(restore * (products[kProducts - 8 + 2 * i] + attended[2 * i]),
-                                   restore * (products[kProducts - 7 + 2 * i] + attended[2 * i + 1]));
-        }
-    }
-}
 
 // The outputs of the chunk before, in its value tile: they leave for global memory, and the slot is released, while the
 // next chunk's products run.

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import cupy
 
+import kda_engine as kda
 from kda_engine import cases
 from kda_engine.device import plan
 from kda_engine.engines.cuda import CudaEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from decay_run import measured, pieces  # noqa: E402
 from device_run import stages  # noqa: E402
 from gradient_run import gradients  # noqa: E402
 
@@ -26,14 +28,27 @@ def problems():
         yield cases.make("softplus-logit2", dtype=dtype, K=128, V=128, lengths=(1, 3, 0))
 
 
+def convolve():
+    """The short convolution and its adjoint, with halos and sequences shorter than them."""
+    random = cupy.random.default_rng(0)
+    normal = lambda *shape: random.standard_normal(shape, dtype="f4")
+    for taps in (1, 4, 18):
+        x, weight, bias, halo = normal(60, 130), normal(130, taps), normal(130), normal(5, taps - 1, 130)
+        y = kda.short_conv(x, weight, bias, "silu", [0, 0, 1, 3, 20, 60], halo)
+        kda.short_conv_backward(y, x, weight, bias, "silu", [0, 0, 1, 3, 20, 60], halo)
+
+
 def main():
     cupy.cuda.set_allocator(None)
+    convolve()
     for span_length in (plan.span_length, lambda *given: 1):
         plan.span_length = span_length
         plan._plan.cache_clear()
         for case in problems():
             stages(CudaEngine(), case)
             gradients(CudaEngine(), case)
+            for piece, _ in pieces(case):
+                measured(CudaEngine(), piece, case.options)
 
 
 if __name__ == "__main__":
