@@ -1,9 +1,9 @@
 // The ring of chunks that a chain kernel's block works with in shared memory: constants, slots, barriers. K = V = 128.
 //
-// Chunk c of the block's work belongs to preparation warp c % 8 and to slot c % kSlots. In a slot the raw q, k, g become
-// Q+, K+, Kr in place (a warp owns its chunk's rows); beside them lies a tile of the tokens' value columns. Barriers of a
-// slot, at which every lane concerned arrives: loaded (its copies have landed), prepared, released (the carrying warps
-// are done, the slot may be loaded again). A warp that starts on chunk c issues the copies of chunk c + 4.
+// Chunk c of the block's work belongs to preparation warp c % 8 and to slot c % kSlots. In a slot the raw q, k, g
+// become Q+, K+, Kr in place (a warp owns its chunk's rows); beside them lies a tile of the tokens' value columns.
+// Barriers of a slot, at which every lane concerned arrives: loaded (its copies have landed), prepared, released (the
+// carrying warps are done, the slot may be loaded again). A warp that starts on chunk c issues the copies of chunk c + 4.
 #pragma once
 
 #include "common/gate.cuh"

@@ -4,8 +4,9 @@
 #include "common/gate.cuh"
 #include "common/power.cuh"
 #include "common/shape.cuh"
-#include "ptx/bulk_copy.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/cp_async_bulk.cuh"
 #include "ptx/cp_async_zfill.cuh"
 #include "ptx/mbarrier.cuh"
 #include "tile/chain_gate.cuh"
@@ -129,7 +130,7 @@ __device__ void load_records(u32 shared, const TileRecords& from) {
     const u32 barriers = shared + Tile::kBarriers;
     mbarrier_init(barriers, 1);
     mbarrier_init(barriers + 8, 1);
-    fence_barrier_init();
+    fence_barriers_for_cluster();
     mbarrier_arrive_expecting(barriers, 2 * 4 * Record::kTokenWords);
     bulk_copy(shared + Tile::kWrites, from.writes, 4 * Record::kTokenWords, barriers);
     bulk_copy(shared + Tile::kValues, from.d_values, 4 * Record::kTokenWords, barriers);

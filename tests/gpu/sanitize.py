@@ -10,7 +10,7 @@ import cupy
 
 import kda_engine as kda
 from kda_engine import cases
-from kda_engine.device import plan
+from kda_engine.device import chain_plan, plan
 from kda_engine.engines.cuda import CudaEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,9 +41,11 @@ def convolve():
 def main():
     cupy.cuda.set_allocator(None)
     convolve()
-    for span_length in (plan.span_length, lambda *given: 1):
-        plan.span_length = span_length
+    whole = plan.span_length, chain_plan.choose
+    cut = (lambda *given: 1), (lambda *given: (4, 64))
+    for plan.span_length, chain_plan.choose in (whole, cut):
         plan._plan.cache_clear()
+        chain_plan._plan.cache_clear()
         for case in problems():
             stages(CudaEngine(), case)
             gradients(CudaEngine(), case)
