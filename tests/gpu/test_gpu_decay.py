@@ -24,7 +24,8 @@ def same(found, expected, per_row, what, bound=True):
     assert found.shape == expected.shape and found.dtype == np.float64, what
     finite = np.isfinite(expected)
     assert np.array_equal(found[~finite], expected[~finite]), what
-    assert np.all(abs(found - expected)[finite] <= per_row + RELATIVE * abs(expected[finite])), what
+    mine, exact = found[finite], expected[finite]
+    assert np.all(abs(mine - exact) <= per_row + RELATIVE * abs(exact)), what
     if bound:
         assert np.all(found >= expected), f"{what}: below the definition"
 
