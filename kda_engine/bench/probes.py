@@ -62,9 +62,13 @@ class Probes:
         return self._chain("probe_roles", chunks, roles_variant(prepares, carries), with_sums=True)
 
     def peer(self, chunks, turns, send):
-        """(cycles of a step, results by name) of `probe_peer`; its result "interval" is that of the copies."""
-        step, results = self._chain("probe_peer", chunks, roles_variant(False, True), with_sums=False, turns=turns,
-                                    interval=INTERVAL, send=int(send))
+        """(cycles of a step, results by name) of `probe_peer`, of the blocks that have a recurrence, every other one.
+
+        Its result "interval" is that of the copies.
+        """
+        _, results = self._chain("probe_peer", chunks, roles_variant(False, True), with_sums=False, turns=turns,
+                                 interval=INTERVAL, send=int(send))
+        results = {name: x[::2] for name, x in results.items()}
         # The recurrence's warps are timed apart from the one that sends.
         sender = PROBE_THREADS // 64
         cycles = results["cycles"]

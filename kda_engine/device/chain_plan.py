@@ -78,8 +78,8 @@ class ChainPlan:
 class BackwardPlan:
     """Tables of the backward of one problem. A slot holds the gradient of the state at its cut.
 
-    sweep: the pieces to work through, longest first; first: of those, the sequences' first ones. before: what is carried
-    to the cuts first, None where nothing is cut. transitions: those of the pieces between two cuts, each in the slot
+    sweep: the pieces to work through, longest first; first: of those, the sequences' first ones. before: what is
+    carried to the cuts first, None where nothing is cut. transitions: those of the pieces between two cuts, each in the slot
     before it; chains: the fold over each cut sequence, from its last slot to its first; both None where no sequence has
     two cuts. cuts: where the slots lie.
     """
@@ -140,7 +140,8 @@ def _backward_plan(pieces, behind):
     first, last = pieces.first, pieces.last
     before = behind - ~last
     begins, ends = -1 - pieces.sequence, -1 - pieces.sequence
-    sweep = pieces.rows(np.ones(len(first), bool), _STATE, np.where(last, ends, behind), np.where(first, begins, _NOWHERE))
+    sweep = pieces.rows(np.ones(len(first), bool), _STATE, np.where(last, ends, behind),
+                        np.where(first, begins, _NOWHERE))
     cut = bool((~first).any())
     middle = ~first & ~last
     return BackwardPlan(

@@ -27,8 +27,8 @@ SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
 
 # The fused chain: its K and V, the types and beta forms it takes, the value columns a block of it may have, and its
-# shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences has
-# of columns and shared memory.
+# shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences
+# has of columns and shared memory.
 CHAIN_SIZE = 128
 CHAIN_ELEMENTS = ("bfloat16", "float16")
 CHAIN_BETAS = ("logit", "logit2")
@@ -95,8 +95,8 @@ def variant(element, K, target):
 class ChainVariant(NamedTuple):
     """What a chain is compiled for.
 
-    columns: value columns of a block. queries: whether it reads queries; the forward then writes outputs. saves: whether
-    it leaves records for the gradients. reversed: the backward's chain.
+    columns: value columns of a block. queries: whether it reads queries; the forward then writes outputs. saves:
+    whether it leaves records for the gradients. reversed: the backward's chain.
     """
 
     element: str

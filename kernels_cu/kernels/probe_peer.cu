@@ -2,9 +2,12 @@
 // other block of a cluster of two again and again: what sharing one preparation between two multiprocessors would cost.
 //
 // Every `interval` cycles, `turns` times, kPeerBytes go from the block's first slot to the peer's spare one, at most
-// kUnderWay copies at a time. With `send` 0 the thread waits for the same moments and copies nothing.
+// kUnderWay copies at a time, in both directions. With `send` 0 the thread waits for the same moments and copies
+// nothing. Only the cluster's first block has a recurrence: its descriptors (ptx/wgmma.cuh) have no room for the block's
+// number, which the addresses of the second one hold.
 //
-// In, out: as in kernels/probe_roles.cu. cycles of the first preparation warp: from the first turn to the last's end.
+// In, out: as in kernels/probe_roles.cu, of even blocks only. cycles of the first preparation warp: from the first turn
+// to the last's end.
 // Grid: an even number of blocks; kThreads threads, Shared::kBytes of dynamic shared memory.
 #include "ptx/cluster.cuh"
 #include "tile/probe_ring.cuh"
@@ -64,7 +67,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     const i64 block = blockIdx.x;
     if (threadIdx.x < 32 * kCarryWarps) {
         take_registers<kCarryRegisters>();
-        carry_slots(shared, out + block * kChunk * kSize, final_state + block * kStateSize, cycles, chunks, scale);
+        if (block % 2 == 0) {
+            carry_slots(shared, out + block * kChunk * kSize, final_state + block * kStateSize, cycles, chunks, scale);
+        }
     } else {
         give_registers<kPrepareRegisters>();
         prepare_slots<false>(memory, shared, {raw, beta, A_log, dt_bias, lower_bound}, kRing);

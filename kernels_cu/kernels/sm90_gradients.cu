@@ -38,7 +38,8 @@ __device__ u32 token_blocks(u32 record, int step, int chunk, int lane) {
     return record + (block * 8 + (lane & 7)) * 16;
 }
 
-// The same in a state record for 16 channels: (value columns 0-7, channels 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
+// The same in a state record for 16 channels: (value columns 0-7, channels 0-7), (0-7, 8-15), (8-15, 0-7), (8-15,
+// 8-15).
 __device__ u32 state_blocks(u32 record, int step, int channels, int lane) {
     const int matrix = lane >> 3;
     const int block = (2 * step + (matrix >> 1)) * Record::kBlocks + 2 * channels + (matrix & 1);

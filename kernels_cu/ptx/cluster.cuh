@@ -10,8 +10,8 @@ __device__ inline u32 address_in_block(u32 shared, u32 rank) {
     return address;
 }
 
-// Makes barriers that this thread has initialised ready for the copy engine, and for copies that arrive there from other
-// blocks once the cluster's barrier behind it is passed.
+// Makes barriers that this thread has initialised ready for the copy engine, and for copies that arrive there from
+// other blocks once the cluster's barrier behind it is passed.
 __device__ inline void fence_barriers_for_cluster() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -92,8 +92,8 @@ struct State {
         return factor;
     }
 
-    // Makes room for a chunk whose values are at most `value` and add at most growth * value to a column's norm. Changes
-    // the unit where they or the state have left the range of the operands; returns the factor.
+    // Makes room for a chunk whose values are at most `value` and add at most growth * value to a column's norm.
+    // Changes the unit where they or the state have left the range of the operands; returns the factor.
     __device__ float keep_range(float value, float growth) {
         const float grown = fmaf(growth * value, unit, bound);
         if (value * unit <= kLargestValue && grown <= kLargestBound && (grown >= kSmallestBound || grown == 0.0f)) {

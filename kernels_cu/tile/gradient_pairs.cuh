@@ -40,8 +40,8 @@ struct PairBlocks {
     }
 };
 
-// d_i += sum_j x_j m_ij: within the chunks, and between them by `across`, the factor of channels g and g + 8, which what
-// stands in d for the second chunk also still lacks.
+// d_i += sum_j x_j m_ij: within the chunks, and between them by `across`, the factor of channels g and g + 8, which
+// what stands in d for the second chunk also still lacks.
 __device__ inline void add_rows(ChannelTokens& d, const ChannelTokens& x, const PairBlocks& blocks, int matrix,
                                 const float (&across)[2], int lane) {
 #pragma unroll

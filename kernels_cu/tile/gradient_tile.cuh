@@ -206,8 +206,9 @@ __device__ void fill_gates(unsigned char* memory, int tokens) {
     for (int i = threadIdx.x; i < (kTileTokens - tokens) * 16; i += kThreads) {
         const int row = tokens + i / 16, piece = i % 16;
         constexpr u32 kFill = Pair::kMinusInfinity;
-        *reinterpret_cast<uint4*>(memory + Tile::kGate + row / 16 * Tile::kChunkBytes + piece / 8 * SwizzledTile::kBytes +
-                                  SwizzledTile::piece(row % 16, piece % 8)) = make_uint4(kFill, kFill, kFill, kFill);
+        *reinterpret_cast<uint4*>(memory + Tile::kGate + row / 16 * Tile::kChunkBytes +
+                                  piece / 8 * SwizzledTile::kBytes + SwizzledTile::piece(row % 16, piece % 8)) =
+            make_uint4(kFill, kFill, kFill, kFill);
     }
 }
 

@@ -38,7 +38,7 @@ def test_peer_does_not_change_the_result(send):
     few = probes.Probes(4)
     step, results = few.peer(100, turns=50, send=send)
     assert step > 0 and results["interval"] >= 0.9 * probes.INTERVAL
-    assert results["final_state"].tobytes() == few.roles(False, True, 100)[1]["final_state"].tobytes()
+    assert results["final_state"].tobytes() == few.roles(False, True, 100)[1]["final_state"][::2].tobytes()
 
 
 def test_the_program(tmp_path, capsys):
