@@ -10,6 +10,9 @@ from .errors import InputError
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT_TYPES = tuple(np.dtype(t) for t in (ml_dtypes.bfloat16, "f2", "f4", "f8"))
 
+# Types of arrays that are taken as they are, to be told by one look. CuPy's is added when the first one is seen.
+_NATIVE = {np.ndarray}
+
 
 def array_module(x):
     """numpy or cupy, whichever made x."""
@@ -28,6 +31,7 @@ def as_array(name, x):
         return x
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
+        _NATIVE.add(cupy.ndarray)
         return x
     # DLPack first: it tells the device without touching the data, and PyTorch's other interface knows no bfloat16.
     if hasattr(x, "__dlpack__"):
@@ -43,7 +47,8 @@ def as_array(name, x):
 
 def as_float_array(name, x):
     """`as_array`, refusing every type but bfloat16, float16, float32 and float64."""
-    x = as_array(name, x)
+    if type(x) not in _NATIVE:
+        x = as_array(name, x)
     if x.dtype not in FLOAT_TYPES:
         raise InputError(f"{name}: expected bfloat16, float16, float32 or float64, got {x.dtype}")
     return x

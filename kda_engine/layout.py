@@ -19,9 +19,10 @@ _FLOAT32, _FLOAT64 = np.dtype("f4"), np.dtype("f8")
 _REMEMBERED = 64
 
 
-@dataclass(frozen=True)
+# Not frozen, for that makes it five times slower to make.
+@dataclass
 class Operands:
-    """One packed, variable-length problem; every array in one array module, types as given.
+    """One packed, variable-length problem; every array in one array module, types as given. Not to be changed.
 
     q, k [T,H,K]; v [T,HV,V]; g [T,HV,K]; beta [T,HV]; A_log [HV] or None; dt_bias [HV,K] or None;
     cu_seqlens: NumPy int64 [N+1], first 0, last T.
@@ -106,33 +107,43 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     counts for the working type only; `state_in` checks it.
     Returns (Operands, Packing). Raises InputError naming the argument.
     """
-    named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    if q is None:
-        named.pop("q")
-    arrays = {name: as_float_array(name, x) for name, x in named.items()}
-    module = array_module(arrays["k"])
-    if len({type(x) for x in arrays.values()}) > 1:
-        for name, x in arrays.items():
-            if array_module(x) is not module:
-                raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
-
-    shape = _check_shapes(tuple(arrays), *[x.shape for x in arrays.values()])
+    if q is not None:
+        q = as_float_array("q", q)
+    k = as_float_array("k", k)
+    v = as_float_array("v", v)
+    g = as_float_array("g", g)
+    beta = as_float_array("beta", beta)
+    if not type(q) is type(k) is type(v) is type(g) is type(beta):
+        _check_sides(q, k, v, g, beta)
+    shape = _check_shapes(None if q is None else q.shape, k.shape, v.shape, g.shape, beta.shape)
     bounds, batch = shape.bounds, shape.packing.batch
+    if q is None:
+        q = k
     if batch is not None:
         if cu_seqlens is not None and batch[0] != 1:
             raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {batch[0]}")
-        arrays = {name: x.reshape((shape.tokens,) + x.shape[2:]) for name, x in arrays.items()}
+        q, k, v, g, beta = [x.reshape((shape.tokens,) + x.shape[2:]) for x in (q, k, v, g, beta)]
     if cu_seqlens is not None:
         bounds = check_cu_seqlens(cu_seqlens, shape.tokens)
 
     if initial_state is not None:
         initial_state = as_array("initial_state", initial_state)
-    A_log, dt_bias = (None, None) if gate == "log" else (A_log, dt_bias)
-    A_log = _parameter("A_log", A_log, shape.A_log, module)
-    dt_bias = _parameter("dt_bias", dt_bias, shape.dt_bias, module)
-    operands = Operands(arrays.get("q", arrays["k"]), arrays["k"], arrays["v"], arrays["g"], arrays["beta"],
-                        A_log, dt_bias, bounds, _working_type(*arrays.values(), A_log, dt_bias, initial_state))
-    return operands, shape.packing
+    if gate == "log":
+        A_log = dt_bias = None
+    if A_log is not None:
+        A_log = _parameter("A_log", A_log, shape.A_log, k)
+    if dt_bias is not None:
+        dt_bias = _parameter("dt_bias", dt_bias, shape.dt_bias, k)
+    state_dtype = _working_type(q, k, v, g, beta, A_log, dt_bias, initial_state)
+    return Operands(q, k, v, g, beta, A_log, dt_bias, bounds, state_dtype), shape.packing
+
+
+def _check_sides(*arrays):
+    """Raises InputError unless one array module made all of q, k, v, g and beta; q may be None."""
+    module = array_module(arrays[_PER_TOKEN.index("k")])
+    for name, x in zip(_PER_TOKEN, arrays):
+        if x is not None and array_module(x) is not module:
+            raise InputError(f"{name}: expected an array on the same side as k ({module.__name__}), got {type(x)}")
 
 
 @dataclass(frozen=True)
@@ -149,9 +160,9 @@ class _Shape:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _check_shapes(names, *shapes):
-    """The _Shape for the shapes of the named arrays."""
-    given = dict(zip(names, shapes))
+def _check_shapes(*shapes):
+    """The _Shape for the shapes of q (None when absent), k, v, g and beta."""
+    given = {name: shape for name, shape in zip(_PER_TOKEN, shapes) if shape is not None}
     k, v = given["k"], given["v"]
     batched = len(k) == 4
     for name, shape in given.items():
@@ -240,13 +251,18 @@ def gradient_in(name, gradient, operands, packing):
 
 
 def _working_type(*given):
-    return _FLOAT64 if _FLOAT64 in {x.dtype for x in given if x is not None} else _FLOAT32
+    for x in given:
+        if x is not None and x.dtype == _FLOAT64:
+            return _FLOAT64
+    return _FLOAT32
 
 
-def _parameter(name, x, shape, module):
-    if x is None:
-        return None
+def _parameter(name, x, shape, k):
+    """A_log or dt_bias, on the side of k."""
     x = as_float_array(name, x)
     if x.shape != shape:
         raise InputError(f"{name}: expected shape {shape}, got {x.shape}")
+    if type(x) is type(k):
+        return x
+    module = array_module(k)
     return x if array_module(x) is module else module.asarray(x)
