@@ -1,6 +1,6 @@
 """The public calls on whole problems: check at the edge, run one engine, hand back in the caller's form."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from .gate import Gradients
 from .options import Options
 
 
-@dataclass(frozen=True)
+# Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
+@dataclass
 class ForwardResult:
     """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64."""
 
@@ -48,7 +49,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         if state is not None:
             check_states(initial_state=state)
     runner = make_engine(engine)
-    operands = runner.take(operands)
+    operands = _taken(runner, operands)
     if state is not None:
         state = runner.take_array(state)
     result = runner.forward(operands, options, state, save)
@@ -93,7 +94,7 @@ def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=
     _check_options(options)
     operands, _ = layout.pack(None, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate)
     runner = make_engine(engine)
-    operands = runner.take(operands)
+    operands = _taken(runner, operands)
     zeros = layout.state_in("initial_state", None, operands, "KV")
     pair = runner.summarise(operands, options, zeros, transition=True)
     return Affine(like(pair.M, v), like(pair.S, v))
@@ -135,6 +136,13 @@ def _conv_kernels(given):
     from .engines import cuda_conv
 
     return cuda_conv if cuda_conv.covers(given) else None
+
+
+def _taken(runner, operands):
+    """Packed operands where the engine works. `layout.pack` has all of them on one side, so one tells whether to move.
+    """
+    k = runner.take_array(operands.k)
+    return operands if k is operands.k else runner.take(replace(operands, k=k))
 
 
 def _check_options(options):

@@ -19,10 +19,10 @@ _FLOAT32, _FLOAT64 = np.dtype("f4"), np.dtype("f8")
 _REMEMBERED = 64
 
 
-# Not frozen, for that makes it five times slower to make.
+# Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
 @dataclass
 class Operands:
-    """One packed, variable-length problem; every array in one array module, types as given. Not to be changed.
+    """One packed, variable-length problem; every array in one array module, types as given.
 
     q, k [T,H,K]; v [T,HV,V]; g [T,HV,K]; beta [T,HV]; A_log [HV] or None; dt_bias [HV,K] or None;
     cu_seqlens: NumPy int64 [N+1], first 0, last T.

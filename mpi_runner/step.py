@@ -230,14 +230,14 @@ class Step:
         dropped = np.setdiff1d(np.arange(operands.value_heads), kept)
         D = np.empty(d_state.shape[1:], d_state.dtype)
         if len(kept):
-            D[kept] = self.engine.summarise_backward(_heads(operands, kept), self.options, d_out[:, kept],
+            D[kept] = self.engine.summarise_backward(_heads(operands, kept), self.options, _of_heads(d_out, kept),
                                                      d_state[:, kept])[0]
         if len(dropped):
             stop = warmup_stop(operands, self.back, dropped)
             head = operands.slice_tokens(0, stop)
             leaving = d_state[:, dropped] if stop == operands.tokens else np.zeros_like(d_state[:, dropped])
-            D[dropped] = self.engine.summarise_backward(_heads(head, dropped), self.options, d_out[:stop][:, dropped],
-                                                        leaving)[0]
+            D[dropped] = self.engine.summarise_backward(_heads(head, dropped), self.options,
+                                                        _of_heads(d_out[:stop], dropped), leaving)[0]
         return D
 
     def _skip_row(self, group, piece, decision, boundary, backward):
@@ -270,8 +270,8 @@ class Step:
             stop = warmup_stop(operands, decision, dropped)
             warmup = operands.slice_tokens(0, stop)
             rest = operands.slice_tokens(stop, operands.tokens)
-            norm = decay.gradient_norm_bound(_heads(rest, dropped), options, self.d_outs["left"][stop:][:, dropped],
-                                             entering, measure)
+            norm = decay.gradient_norm_bound(_heads(rest, dropped), options,
+                                             _of_heads(self.d_outs["left"][stop:], dropped), entering, measure)
         else:
             start = warmup_start(operands, decision, dropped)
             warmup = operands.slice_tokens(start, operands.tokens)
@@ -308,6 +308,11 @@ def _either(ahead, back):
 def _heads(operands, heads):
     """Some heads of a problem; the problem itself when they are all there."""
     return operands if len(heads) == operands.value_heads else operands.take_heads(heads)
+
+
+def _of_heads(x, heads):
+    """Some heads of a tensor [T,HV,V]; the tensor itself when they are all there, for copies take milliseconds."""
+    return x if len(heads) == x.shape[1] else x[:, heads]
 
 
 def warmup_start(operands, decision, dropped):

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 from cupy.cuda import memory
 
-from kda_engine import layout
+from kda_engine import engines, layout
 from kda_engine.device import chain_plan, launch, module, plan, target
 from kda_engine.device.kernels import INTEGER, KERNELS, POINTER, REAL
 from kda_engine.engines import cuda_chain, cuda_usable
@@ -69,7 +69,7 @@ def _entry(kernel, variant, device, architecture):
 def _forget():
     """What has been remembered, of this device or of another."""
     for cached in (layout._check_shapes, layout._check_bounds, chain_plan._plan, plan._plan, plan._tables,
-                   cuda_chain._prepare, cuda_usable):
+                   cuda_chain._prepare, engines._cuda_engine, cuda_usable):
         cached.cache_clear()
     launch._thread.__dict__.clear()
 

@@ -12,7 +12,9 @@ from ..layout import Operands
 from ..options import Options
 
 
-@dataclass(frozen=True)
+# Both are made in every call and therefore not frozen, which would take several times as long; nobody assigns to their
+# fields.
+@dataclass
 class Saved:
     """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros."""
 
@@ -22,7 +24,7 @@ class Saved:
     states: object
 
 
-@dataclass(frozen=True)
+@dataclass
 class Forward:
     """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept."""
 
