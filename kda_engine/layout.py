@@ -122,7 +122,7 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
     if batch is not None:
         if cu_seqlens is not None and batch[0] != 1:
             raise InputError(f"cu_seqlens: expected packed input or batch 1 beside it, got batch {batch[0]}")
-        q, k, v, g, beta = [x.reshape((shape.tokens,) + x.shape[2:]) for x in (q, k, v, g, beta)]
+        q, k, v, g, beta = [x.reshape(packed) for x, packed in zip((q, k, v, g, beta), shape.packed)]
     if cu_seqlens is not None:
         bounds = check_cu_seqlens(cu_seqlens, shape.tokens)
 
@@ -149,12 +149,13 @@ def _check_sides(*arrays):
 @dataclass(frozen=True)
 class _Shape:
     """What the shapes of a call's per-token arrays say: tokens in all; the bounds of the sequences where no others are
-    given, read-only; the shapes that the parameters must have.
+    given, read-only; the shapes of q, k, v, g and beta as in `Operands`; those that the parameters must have.
     """
 
     packing: Packing
     tokens: int
     bounds: np.ndarray
+    packed: tuple
     A_log: tuple
     dt_bias: tuple
 
@@ -183,7 +184,9 @@ def _check_shapes(*shapes):
     batch, length = lead if batched else (1, lead[0])
     bounds = np.arange(batch + 1, dtype=np.int64) * length
     bounds.flags.writeable = False
-    return _Shape(Packing(lead if batched else None), batch * length, bounds, (HV,), (HV, K))
+    tokens = batch * length
+    packed = tuple((tokens,) + shapes[name] for name in _PER_TOKEN)
+    return _Shape(Packing(lead if batched else None), tokens, bounds, packed, (HV,), (HV, K))
 
 
 def check_cu_seqlens(cu_seqlens, tokens):

@@ -12,9 +12,11 @@ cupy = pytest.importorskip("cupy")
 from fake_device import FIRST_ADDRESS, fake_device  # noqa: E402
 
 import kda_engine as kda  # noqa: E402
+from kda_engine import api, layout  # noqa: E402
 from kda_engine.device.kernels import INTEGER, KERNELS, POINTER  # noqa: E402
 from kda_engine.device.launch import MOST_BLOCKS, Prepared, launch  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
+from kda_engine.engines import make_engine  # noqa: E402
 
 TARGET = KNOWN["sm_90a"]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -171,3 +173,29 @@ def test_absent_initial_states_are_a_null_pointer_to_the_kernels(device, tokens)
         _, launches = call(device, **x, cu_seqlens=[0, 500, tokens], **more)
         assert all(bool(arguments["initial_state"]) == bool(more) for name, *_, arguments in launches
                    if name == "sm90_chain")
+
+
+def test_calls_share_an_engine_unless_they_poll(device):
+    poll = lambda: None
+    first, polling = make_engine("cuda"), make_engine("cuda", poll)
+    assert make_engine("cuda") is make_engine("auto") is first
+    assert polling is not first and polling.poll is poll and first.poll is not poll
+    with fake_device("sm_80"):
+        assert make_engine("cuda").target == KNOWN["sm_80"]
+
+
+def test_operands_move_once_each_or_not_at_all(device):
+    names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
+    pack = lambda x: layout.pack(*(x[name] for name in names), None, "lower_bound")[0]
+    there = pack(inputs(device))
+    assert api._taken(make_engine("cuda"), there) is there and not device.uploads
+    here = pack({name: np.ones(x.shape, x.dtype) for name, x in inputs(device).items()})
+    moved = api._taken(make_engine("cuda"), here)
+    assert set(device.uploads) == {getattr(moved, name).data.ptr for name in names} and len(device.uploads) == 7
+
+
+@pytest.mark.parametrize("name", ("q", "v", "g", "beta"))
+def test_operands_on_two_sides_are_refused(device, name):
+    x = inputs(device)
+    with pytest.raises(kda.InputError, match=f"^{name}: expected an array on the same side as k .cupy., got .*numpy"):
+        kda.forward(**x | {name: np.ones(x[name].shape, "f4")}, engine="cuda")
