@@ -123,8 +123,7 @@ SPILLS = {
                "fetched ahead of the products that use them, the 255 that a thread may have do not suffice",
     "summary": "at K = 256, as in `forward`",
     "short_conv": "on sm_80 one address, kept out of the 32 registers that the compiler settles for",
-    "short_conv_backward": "on sm_80 one value in float32, kept out of the 80 registers that let six blocks share a "
-                           "multiprocessor",
+    "short_conv_backward": "on sm_80 one value in float32, kept out of the 80 registers that the compiler settles for",
     "sm90_backward_chain": "as in `sm90_chain`",
     "sm90_gradients": "two blocks fill the registers of a multiprocessor; what a lane has of 16 channels and 32 tokens, "
                       "six values of each, nearly fills its 128",
