@@ -121,11 +121,16 @@ class _Run:
             d_outs = {name: self.d_out[group.start : group.stop] for name, group in self.share.named_groups}
             step.backward(d_outs, self.d_final_states)
             parameters = self._reduce(result)
+        skips = []
+        if self.session.size > 1:
+            # Before anybody opens the output: a failure must not leave a part of it.
+            with self.clock("bounds"):
+                skips = self.session.exchange.collect([skip() for skip in result.skips], "collecting the bounds")
         parts = self._parts(result, parameters)
         write = write_shards if self.job.io == "shards" else write_gathered
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
-                           lambda: describe(self, result, digest))
+                           lambda: describe(self, skips, digest))
         return report
 
     def _take_to_engine(self):

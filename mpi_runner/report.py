@@ -12,7 +12,7 @@ from .environment import mpi_version
 from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.
-PHASES = ("read", "prepare", "summarise", "gather", "scan", "forward", "backward", "reduce", "write")
+PHASES = ("read", "prepare", "summarise", "gather", "scan", "forward", "backward", "reduce", "bounds", "write")
 
 PACKAGES = ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")
 
@@ -39,8 +39,10 @@ class Digest:
         return self._value
 
 
-def describe(run, result, input_digest):
+def describe(run, skips, input_digest):
     """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
+
+    skips: every rank's rows on dropped transitions (`ShareResult.skips`).
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
@@ -54,18 +56,18 @@ def describe(run, result, input_digest):
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
         "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
     }
-    rows = session.exchange.collect((mine, [skip() for skip in result.skips]), "collecting the report")
+    rows = session.exchange.collect(mine, "collecting the report")
     if session.rank:
         return None, None
-    skips = accumulate_bounds([row for _, of_rank in rows for row in of_rank])
+    skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
         "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
-        "ranks": [row for row, _ in rows], "decay_skip": skips,
+        "ranks": rows, "decay_skip": skips,
     }
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
-        "devices": sorted({row["device"] for row, _ in rows}),
+        "devices": sorted({row["device"] for row in rows}),
         "mpi_library": mpi_version(),
         "hdf5": hdf5_version(),
     }

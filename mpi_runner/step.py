@@ -22,7 +22,7 @@ class ShareResult:
 
     forwards, gradients: by group name. final_state, d_initial_state [pieces,HV,K,V]. boundary: name -> array of this
     rank's own pair (M, S, D) where it has one, and the states it scanned (S_in, dS_out). skips: calls that give a
-    report row each; their bounds go over all tokens again, which nobody should wait for before the results are there.
+    report row each; their bounds go over all tokens again, while nobody waits for this rank.
     """
 
     forwards: dict = field(default_factory=dict)

@@ -40,6 +40,7 @@ def untouched(output, leftovers=False):
 
 @pytest.mark.parametrize("fault, code, text", [
     ("raise", INTERNAL, "planted fault in forward"),
+    ("bounds", INTERNAL, "planted fault in bounds"),
     ("raise-writing", INTERNAL, "planted fault in writing"),
     ("raise-root-writing", INTERNAL, "planted fault in writing"),
     ("disk", INTERNAL, "File too large"),

@@ -19,6 +19,7 @@ from mpi_runner import gathering
 from mpi_runner.job import Job
 from mpi_runner.main_job import run_job
 from mpi_runner.session import Session
+from mpi_runner.step import Step
 
 
 def misbehave(fault, rank):
@@ -48,6 +49,9 @@ def misbehave(fault, rank):
             time.sleep(0.01)
         return forward(self, *arguments)
 
+    def failing_bounds(self, *given, **named):
+        raise RuntimeError("planted fault in bounds")
+
     def failing_slabs(self):
         raise RuntimeError("planted fault in writing")
 
@@ -58,6 +62,8 @@ def misbehave(fault, rank):
         in_forward(failing_forward)
     elif fault == "slow":
         in_forward(slow_forward)
+    elif fault == "bounds" and rank == 1:
+        Step._skip_row = failing_bounds
     elif fault == "raise-writing" and rank == 1 or fault == "raise-root-writing" and rank == 0:
         gathering.Part.slabs = failing_slabs
     elif fault == "bad-row" and rank == 1:
