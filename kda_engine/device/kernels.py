@@ -34,7 +34,7 @@ CHAIN_ELEMENTS = ("bfloat16", "float16")
 CHAIN_BETAS = ("logit", "logit2")
 CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
-GRADIENTS_SHARED = 115_536
+GRADIENTS_SHARED = 115_664
 # 32-bit words of a tile's records by head (kernels_cu/tile/chain_record.cuh).
 STATE_WORDS = 8192
 TOKEN_WORDS = 2048

@@ -2,9 +2,11 @@
 // the last to the first, over one piece, value head and block of value columns in a thread block.
 //
 //   per chunk of 16 tokens, with the operands of tile/chain_prepare.cuh and dS [128, columns] carried in float32:
-//     dU = scale P^T dO + Kr dS,  dV = Nb^T dU,  dS <- Diag(e^gamma_C) dS + scale Q+^T dO - K+^T dV
+//     dU = scale P^T dO + Kr dS,  X = N^T dU,  dS <- Diag(e^gamma_C) dS + scale Q+^T dO - K+^T Diag(beta) X
 //
-// KDA_SAVES 1: also writes the records of tile/chain_record.cuh: dS behind every tile, dV of every token.
+//   dV = Diag(beta) X is left to those who want it: float16 would lose it where beta is small.
+//
+// KDA_SAVES 1: also writes the records of tile/chain_record.cuh: dS behind every tile, X of every token.
 //
 // In:  q, k [T,H,128], d_out, g [T,HV,128], beta [T,HV] of one 16-bit type, contiguous, 16-byte aligned; A_log [HV],
 //      dt_bias [HV,128] float32 or null; d_final_state [N,HV,128,128] float32 or null; pieces and, null or not,
@@ -26,10 +28,10 @@ static_assert(kReversed && kQueries);
 constexpr float kGrowth = kChunk;
 
 // One chunk for a warpgroup's 64 columns. source: scale dO in the state's unit, rounded: the state's gradient before
-// its decay, both as A fragments; dV is left in `values` and the state's update under way. In the accumulators the
+// its decay, both as A fragments; X is left in `values` and the state's update under way. In the accumulators the
 // value columns are rows and the tokens columns, so every product's result is, packed, the A operand of the next.
 __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u32 (&source)[4], u32 slot,
-                          u32 (&values)[4]) {
+                          u32 (&values)[4], int lane) {
     float product[8];
     wgmma_fence();
     wgmma(product, source, square_descriptor(slot + Slot::kAttend), false);
@@ -40,6 +42,7 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
     }
     wgmma_commit();
     wgmma_wait<0>();
+    const Strengths strengths(slot, lane);
     u32 updates[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) updates[i] = pack_f16(product[2 * i], product[2 * i + 1]);
@@ -52,8 +55,9 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
     u32 negative[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+        const float2 beta = strengths.of(i);
         values[i] = pack_f16(solved[2 * i], solved[2 * i + 1]);
-        negative[i] = values[i] ^ 0x80008000u;
+        negative[i] = pack_f16(-beta.x * solved[2 * i], -beta.y * solved[2 * i + 1]);
     }
     wgmma_fence();
     wgmma_rows(state.value, source, columns_descriptor<Slot::kKeyDistance>(slot + Slot::kQuery));
@@ -88,7 +92,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
                 source[i] = pack_f16(unit * x.x, unit * x.y);
             }
             state.round_and_decay(rounded, slot, lane);
-            step_back(state, rounded, source, slot, values);
+            step_back(state, rounded, source, slot, values, lane);
             if constexpr (kSaves) {
                 const i64 tile = cursor.piece.first_tile + chunk / kTileChunks;
                 const RecordPlace record(records, tile * work.heads + cursor.head, Record::kBackwardUnits, first_column,

@@ -3,8 +3,8 @@
 //
 //   per chunk of 16 tokens, S [128, columns] carried from chunk to chunk in float32 registers:
 //     gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
-//     G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  Nb = (I + Diag(beta) G)^-1 Diag(beta),  Kr = K- e^gamma_C
-//     U = Nb (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
+//     G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  N = (I + Diag(beta) G)^-1,  Kr = K- e^gamma_C
+//     U = N Diag(beta) (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
 //   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
 //
 // KDA_QUERIES 1: reads all tokens and writes out and the last states.
@@ -70,7 +70,8 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
         for (int left = cursor.piece.tokens; left > 0; left -= kChunk) {
             const u32 slot = shared + place.slot * Slot::kBytes;
             float products[kProducts];
-            u32 raw[4] = {0, 0, 0, 0}, rounded[kSteps][4], updates[4], packed[4];
+            u32 raw[4] = {0, 0, 0, 0}, rounded[kSteps][4], packed[4];
+            KeptUpdates kept;
             if (left / kChunk % kMeasureEvery == 0) state.measure();
             wait(prepared_barrier(shared, place.slot), place.parity);
             // Asked for before the products start, to have arrived when they are under way.
@@ -86,10 +87,10 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
                         .store_state(rounded, unit, lane);
                 }
             }
-            update_state(state, products, raw, slot, scale, updates, packed);
+            update_state<kSaves>(state, products, raw, slot, scale, kept, packed, lane);
             if constexpr (kSaves) {
                 RecordPlace(records, tile_and_head, Record::kForwardUnits, first_column, lane)
-                    .store_tokens(updates, chunk_of_tile, state.unit, lane);
+                    .store_tokens(kept.packed, chunk_of_tile, kept.unit, lane);
                 tile_and_head += chunk_of_tile * work.heads;
                 chunk_of_tile ^= 1;
             }

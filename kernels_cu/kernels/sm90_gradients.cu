@@ -1,8 +1,8 @@
 // All gradients of the tokens of a tile of 32 (two chunks), from what the two chains left: for what sm90_chain.cu takes
 // with as many value heads as key heads.
 //
-//   dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')     (S before, dS' behind the tile)
-//   dP = tril(scale dO U^T),  dG = -tril(dV U^T, -1),  dbeta_i = dV_i . U_i / beta_i^2
+//   dV = Diag(beta) X,  dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')     (S before, dS' behind the tile)
+//   dP = tril(scale dO U^T),  dG = -tril(dV U^T, -1),  dbeta_i = X_i . U_i / beta_i
 //   dq^_i = e^gamma_i dQ+_i + sum_j dP_ij e^(gamma_i - gamma_j) k^_j,  and so on for k^ as row and as column
 //   dgamma = q^ * dq^ + k^ * (its row part - its column part),  then through gate, beta and norm
 //
@@ -97,7 +97,7 @@ __device__ void add_product(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, fl
     }
 }
 
-// One 16 x 16 block of dP (matrix 0) or -dG (1): token rows of chunk `rows`, columns of chunk `columns`.
+// One 16 x 16 block of dP (matrix 0) or X U^T (1): token rows of chunk `rows`, columns of chunk `columns`.
 template <bool kAlike>
 __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors& factors, int matrix, int rows,
                                 int columns, int lane) {
@@ -129,16 +129,16 @@ __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors&
     }
 }
 
-// Puts such a block, its sign turned for dG, where the pairs want it; the diagonal, as it is, goes its own way.
-__device__ void place_block(const float (&block)[2][4], const PairBlocks& blocks, float* diagonal, int matrix, int rows,
-                            int columns, int lane) {
+// Puts such a block, X U^T as dG = -Diag(beta) X U^T, where the pairs want it; the diagonal, as it is, goes its own way.
+__device__ void place_block(const float (&block)[2][4], const PairBlocks& blocks, float* diagonal,
+                            const float* strengths, int matrix, int rows, int columns, int lane) {
     const int g = lane >> 2, t = lane & 3;
-    const float sign = matrix == 0 ? 1.0f : -1.0f;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             const int row = 8 * m + g, column = 8 * n + 2 * t;
+            const float sign = matrix == 0 ? 1.0f : -strengths[kChunk * rows + row];
             const float x = block[n][2 * m], y = block[n][2 * m + 1];
             if (rows == columns && (row == column || row == column + 1)) {
                 diagonal[kChunk * rows + row] = row == column ? x : y;
@@ -328,6 +328,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
     float* norms = reinterpret_cast<float*>(memory + Tile::kNorms);
     float* diagonals = reinterpret_cast<float*>(memory + Tile::kDiagonals);
+    float* strengths = reinterpret_cast<float*>(memory + Tile::kStrengths);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
     const int head = blockIdx.x % heads;
     const i64 tile_and_head = blockIdx.x;
@@ -351,6 +352,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cp_async_commit();
     load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
                  d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
+    const i64 of_beta = (place.token + threadIdx.x) * heads + head;
+    if (threadIdx.x < kTileTokens) {
+        const bool real = threadIdx.x < place.tokens;
+        strengths[threadIdx.x] = real ? activate_beta(kBetaForm, to_float(beta[of_beta])) : 0.0f;
+    }
     cp_async_wait<0>();
     __syncthreads();
 
@@ -382,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         }
     }
     const PairBlocks blocks = {reinterpret_cast<float*>(memory + Tile::kPairs)};
-    if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, matrix, rows, columns, lane);
+    if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, strengths, matrix, rows, columns, lane);
     const u32 own_columns = SwizzledTile::step(SwizzledTile::rows_first(lane), warp, SwizzledTile::kBytes);
     // The warp's 16 channels of all tokens.
     const auto fetch = [&](u32 (&packed)[2][4], int tile) {
@@ -417,12 +423,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     for (int chunk = 0; chunk < 2; ++chunk) {
         u32 x[4];
         ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
+        const float* of_chunk = strengths + kChunk * chunk + (lane >> 2);
         const float factor = factors.get(kOfValues + chunk, warp);
-        const auto converted = [&](u32 y) {
+        const float early_token = factor * of_chunk[0], late_token = factor * of_chunk[8];
+        const auto converted = [&](u32 y, float beta) {
             const float2 z = HalfPair<Float16>::unpack(y);
-            return Pair::pack(factor * z.x, factor * z.y);
+            return Pair::pack(beta * z.x, beta * z.y);
         };
-        const u32 ordered[4] = {converted(x[0]), converted(x[2]), converted(x[1]), converted(x[3])};
+        const u32 ordered[4] = {converted(x[0], early_token), converted(x[2], late_token), converted(x[1], early_token),
+                                converted(x[3], late_token)};
         stmatrix(shared + Tile::kOut + chunk * Tile::kChunkBytes + own_columns, ordered);
     }
 
@@ -443,11 +452,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     normed(key, Tile::kKey, norms);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
+        const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
             products.d_query[n][e] *= early[e / 2];
-            products.d_key[n][e] *= early[e / 2];
+            products.d_key[n][e] *= early[e / 2] * (e % 2 == 0 ? strength.x : strength.y);
             products.d_key_out[n][e] *= n < 2 ? across[e / 2] * late[e / 2] : late[e / 2];
         }
     }
@@ -603,10 +613,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
     store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
     if (threadIdx.x < place.tokens) {
-        const i64 at = (place.token + threadIdx.x) * heads + head;
-        const float raw = to_float(beta[at]), strength = activate_beta(kBetaForm, raw);
+        const float strength = strengths[threadIdx.x];
         // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
-        const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength / strength;
-        from_float(dbeta[at], beta_adjoint(kBetaForm, d, raw));
+        const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength;
+        from_float(dbeta[of_beta], beta_adjoint(kBetaForm, d, to_float(beta[of_beta])));
     }
 }

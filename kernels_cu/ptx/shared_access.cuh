@@ -12,6 +12,12 @@ __device__ inline float4 load_shared_float4(u32 address) {
     return x;
 }
 
+__device__ inline float2 load_shared_float2(u32 address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
 __device__ inline uint4 load_shared_uint4(u32 address) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,6 +1,6 @@
 // The products of one chunk with the forward chain's state, and the state's update (a warpgroup of the carrying warps).
 //
-//   U = Nb (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
+//   U = N Diag(beta) (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
 #pragma once
 
 #include "tile/chain_gate.cuh"
@@ -10,7 +10,7 @@
 constexpr bool kOutputs = kQueries;
 
 // What a chunk adds to a column's norm at most, over the largest |v|.
-constexpr float kGrowth = 2.0f * kChunk;
+constexpr float kGrowth = kChunk;
 
 // Products of one chunk with the state: K+ S (columns 0 to 15, tokens) and Q+ S (columns 16 to 31), transposed.
 constexpr int kProducts = kOutputs ? 16 : 8;
@@ -30,11 +30,28 @@ __device__ void start_products(State& state, float (&products)[kProducts], u32 (
     wgmma_commit();
 }
 
+// U for the gradients: in a unit of its own, since beside a large state what a small beta writes would fade.
+struct KeptUpdates {
+    u32 packed[4];
+    float unit;
+};
+
 // The rest of the chunk, from its values (two a register, as in the A fragment): the state's update, which is still
-// under way on return, U (updates) and the outputs, two tokens a register.
+// under way on return, U if kKeeps and the outputs, two tokens a register.
+template <bool kKeeps>
 __device__ void update_state(State& state, float (&products)[kProducts], const u32 (&values)[4], u32 slot, float scale,
-                             u32 (&updates)[4], u32 (&packed)[4]) {
-    const float value = largest_value(values);
+                             KeptUpdates& kept, u32 (&packed)[4], int lane) {
+    // beta V before it meets the state: the unit follows what is written, not what beta keeps out, and float16 holds it.
+    const Strengths strengths(slot, lane);
+    float2 written[4];
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 v = Pair::unpack(values[i]), beta = strengths.of(i);
+        written[i] = make_float2(beta.x * v.x, beta.y * v.y);
+        most = fmaxf(most, fmaxf(fabsf(written[i].x), fabsf(written[i].y)));
+    }
+    const float value = largest_of_warp(most);
     wgmma_wait<0>();
     const float factor = state.keep_range(value, kGrowth);
     if (factor != 1.0f) {
@@ -42,11 +59,18 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
         for (int i = 0; i < kProducts; ++i) products[i] *= factor;
     }
 
-    u32 residual[4];
+    float raise = 1.0f;
+    if constexpr (kKeeps) {
+        const float largest = fmaf(value, state.unit, strengths.largest() * state.bound);
+        raise = power_of_two(max(0, min(7 - exponent_of(largest), 120 - exponent_of(state.unit))));
+    }
+    const float unit = raise * state.unit;
+    u32 residual[4], updates[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float2 v = Pair::unpack(values[i]);
-        residual[i] = pack_f16(fmaf(v.x, state.unit, -products[2 * i]), fmaf(v.y, state.unit, -products[2 * i + 1]));
+        const float2 beta = strengths.of(i);
+        residual[i] = pack_f16(fmaf(written[i].x, unit, -raise * beta.x * products[2 * i]),
+                               fmaf(written[i].y, unit, -raise * beta.y * products[2 * i + 1]));
     }
     float update[8];
     wgmma_fence();
@@ -55,6 +79,15 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) updates[i] = pack_f16(update[2 * i], update[2 * i + 1]);
+    if constexpr (kKeeps) {
+        const float lower = reciprocal_of_power(raise);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            kept.packed[i] = updates[i];
+            updates[i] = pack_f16(lower * update[2 * i], lower * update[2 * i + 1]);
+        }
+        kept.unit = unit;
+    }
 
     float attended[8];
     wgmma_fence();

@@ -1,10 +1,10 @@
 // The preparing warps of a chain kernel: copies of raw tokens into the ring, activation, chunk operands.
 //
 //   gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
-//   G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  Nb = (I + Diag(beta) G)^-1 Diag(beta),  Kr = K- e^gamma_C
+//   G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  N = (I + Diag(beta) G)^-1,  Kr = K- e^gamma_C
 //   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
 //
-// Nb and P are left in a slot as they stand, or (kReversed) transposed.
+// N and P are left in a slot as they stand, or (kReversed) transposed.
 #pragma once
 
 #include "ptx/cp_async_zfill.cuh"
@@ -205,20 +205,21 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     unit_lower_inverse(solve, reinterpret_cast<const float*>(memory + Slot::kLower), lane);
     __syncwarp();
     if (lane < 16) {
+        *reinterpret_cast<float*>(memory + Slot::kStrength + 4 * lane) = beta;
         if constexpr (kReversed) {
             // A lane's column is a row of the transposed matrix: two rows of 16 bytes of its blocks.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float* x = solve + 8 * half;
                 *reinterpret_cast<uint4*>(memory + Slot::kSolve + BlockedSquare::at(lane, 8 * half)) =
-                    make_uint4(pack_f16(x[0] * beta, x[1] * beta), pack_f16(x[2] * beta, x[3] * beta),
-                               pack_f16(x[4] * beta, x[5] * beta), pack_f16(x[6] * beta, x[7] * beta));
+                    make_uint4(pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]),
+                               pack_f16(x[6], x[7]));
             }
         } else {
 #pragma unroll
             for (int row = 0; row < 16; ++row) {
                 *reinterpret_cast<u16*>(memory + Slot::kSolve + BlockedSquare::at(row, lane)) =
-                    cvt_f16_f32(solve[row] * beta);
+                    cvt_f16_f32(solve[row]);
             }
         }
     }

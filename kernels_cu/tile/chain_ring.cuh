@@ -68,8 +68,10 @@ struct Slot {
     // Diag(beta) G in float32 until the solve is done, in the place of the two squares.
     static constexpr int kLower = kSolve;
     static constexpr int kDecay = kAttend + BlockedSquare::kBytes;
+    // beta of each token, float32.
+    static constexpr int kStrength = kDecay + 4 * kDecayStride * 4;
     // The swizzle wants tiles at multiples of 1024 bytes.
-    static constexpr int kBytes = (kDecay + 4 * kDecayStride * 4 + 1023) / 1024 * 1024;
+    static constexpr int kBytes = (kStrength + 4 * kChunk + 1023) / 1024 * 1024;
 };
 static_assert(16 * 16 * 4 <= 2 * BlockedSquare::kBytes);
 

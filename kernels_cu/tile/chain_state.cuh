@@ -134,6 +134,22 @@ struct State {
     }
 };
 
+// beta of the tokens of a lane's accumulators: columns 2t, 2t + 1, 2t + 8, 2t + 9.
+struct Strengths {
+    float2 early, late;
+
+    __device__ Strengths(u32 slot, int lane)
+        : early(load_shared_float2(slot + Slot::kStrength + 8 * (lane & 3))),
+          late(load_shared_float2(slot + Slot::kStrength + 32 + 8 * (lane & 3))) {}
+
+    __device__ float largest() const {
+        return largest_of_warp(fmaxf(fmaxf(early.x, early.y), fmaxf(late.x, late.y)));
+    }
+
+    // Of register i of an A fragment.
+    __device__ float2 of(int i) const { return i < 2 ? early : late; }
+};
+
 // The largest magnitude among a warp's values, two a register.
 __device__ float largest_value(const u32 (&values)[4]) {
     u32 most = 0;

@@ -29,8 +29,9 @@ struct Tile {
     static constexpr int kWrites = kOut + kTokenBytes;
     static constexpr int kValues = kWrites + 4 * Record::kTokenWords;
     static constexpr int kNorms = kValues + 4 * Record::kTokenWords;  // reciprocal, of keys, then of queries
-    static constexpr int kDiagonals = kNorms + 2 * kTileTokens * 4;   // of dP, then of -dG
-    static constexpr int kFactors = kDiagonals + 2 * kTileTokens * 4;
+    static constexpr int kDiagonals = kNorms + 2 * kTileTokens * 4;   // of dP, then of X U^T
+    static constexpr int kStrengths = kDiagonals + 2 * kTileTokens * 4;  // beta, 0 for missing tokens
+    static constexpr int kFactors = kStrengths + kTileTokens * 4;
     static constexpr int kBarriers = kFactors + 10 * Record::kUnits * 4;  // token records, state records
     static constexpr int kBytes = kBarriers + 2 * 8;
     // Once the states have been used: 8 x 8 blocks of dP and dG (gradient_pairs.cuh), sums over the channels by warp,
@@ -48,7 +49,7 @@ enum Factor : int {
     kOfState = 0,
     kOfWrites = 1,  // U, by chunk
     kOfStateGradient = 3,
-    kOfValues = 4,  // dV, by chunk
+    kOfValues = 4,  // X, by chunk
     kOfOut = 6,     // dO, by chunk
     kOutUnit = 8,   // by chunk
 };

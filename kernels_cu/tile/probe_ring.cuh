@@ -111,7 +111,8 @@ __device__ void carry_slots(u32 shared, Element* out, float* final_state, i64* c
     for (int left = chunks; left > 0; --left) {
         const u32 slot = shared + place.slot * Slot::kBytes;
         float products[kProducts];
-        u32 raw[4], rounded[kSteps][4], updates[4], packed[4];
+        u32 raw[4], rounded[kSteps][4], packed[4];
+        KeptUpdates kept;
         if (left % kMeasureEvery == 0) state.measure();
         wait(prepared_barrier(shared, place.slot), kPrepares ? place.parity : 0);
         ldmatrix_transposed(raw, slot + value_place);
@@ -122,7 +123,7 @@ __device__ void carry_slots(u32 shared, Element* out, float* final_state, i64* c
             *target = outputs;
             if constexpr (kPrepares) mbarrier_arrive(released_barrier(shared, outgoing));
         }
-        update_state(state, products, raw, slot, scale, updates, packed);
+        update_state<false>(state, products, raw, slot, scale, kept, packed, lane);
         outgoing = kPrepares ? place.slot : kSpare;
         stmatrix_transposed(shared + outgoing * Slot::kBytes + value_place, packed);
         __syncwarp();
