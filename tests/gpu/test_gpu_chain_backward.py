@@ -7,10 +7,12 @@ import pytest
 from gradient_run import check_gradients, gradients
 from test_gpu_chain import dealt, needs_hopper, tuned  # noqa: F401
 
+import kda_engine as kda
 from kda_engine import cases, layout
 from kda_engine.arrays import to_host
 from kda_engine.engines import cuda_chain
 from kda_engine.engines.cuda import CudaEngine
+from kda_engine.engines.reference import ReferenceEngine
 
 DTYPES = ("bfloat16", "float16")
 NAMES = ("packed", "ragged", "tokens-61", "empty-runs", "many-short", "no-states", "lower_bound-logit2", "mild-bound",
@@ -42,6 +44,22 @@ def test_values_and_output_gradients_of_any_size(exponent, length, dealt):  # no
     check_gradients(small)
     check_gradients(replace(small, d_out=case.d_out / case.d_out.dtype.type(factor),
                             d_final_state=case.d_final_state / factor))
+
+
+@pytest.mark.parametrize("states", (False, True))
+@pytest.mark.parametrize("logit", (-8, -12, -16, -30, -60))
+def test_a_nearly_closed_head(logit, states):
+    """Held head by head: beside an open one it would not show."""
+    case = tuned(cases.make("strong", dtype="bfloat16", heads=2, K=128, V=128, tokens=200))
+    beta = case.beta.copy()
+    beta[:, 1] = logit
+    start = case.initial_state if states else np.zeros_like(case.initial_state)
+    case = replace(case, beta=beta, initial_state=start)
+    found, expected = gradients(CudaEngine(), case), gradients(ReferenceEngine(), case)
+    for name in ("dq", "dk", "dv", "dg", "dbeta"):
+        for head in range(2):
+            error = kda.compare(found[name][:, head], expected[name][:, head])
+            assert error <= 5e-3, f"{name}: head {head}: {error:.1e}"
 
 
 @pytest.mark.parametrize("name", ("strong", "weak", "relay"))
