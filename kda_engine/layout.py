@@ -261,11 +261,15 @@ def _working_type(*given):
 
 
 def _parameter(name, x, shape, k):
-    """A_log or dt_bias, on the side of k."""
+    """A_log or dt_bias, on the side of k: taken there from the host, but not from a device."""
     x = as_float_array(name, x)
     if x.shape != shape:
         raise InputError(f"{name}: expected shape {shape}, got {x.shape}")
     if type(x) is type(k):
         return x
     module = array_module(k)
-    return x if array_module(x) is module else module.asarray(x)
+    if array_module(x) is module:
+        return x
+    if module is np:
+        raise InputError(f"{name}: expected an array on the same side as k (numpy), got {type(x)}")
+    return module.asarray(x)

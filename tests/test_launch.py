@@ -199,3 +199,11 @@ def test_operands_on_two_sides_are_refused(device, name):
     x = inputs(device)
     with pytest.raises(kda.InputError, match=f"^{name}: expected an array on the same side as k .cupy., got .*numpy"):
         kda.forward(**x | {name: np.ones(x[name].shape, "f4")}, engine="cuda")
+
+
+@pytest.mark.parametrize("name", ("A_log", "dt_bias"))
+def test_parameters_of_a_device_are_not_fetched(device, name):
+    x = inputs(device)
+    host = {key: np.zeros(given.shape, given.dtype) for key, given in x.items() if key != name}
+    with pytest.raises(kda.InputError, match=f"^{name}: expected an array on the same side as k .numpy., got .*cupy"):
+        kda.forward(**host, **{name: x[name]}, engine="numpy")

@@ -10,14 +10,17 @@ import cupy
 import numpy as np
 
 from .. import cases, layout
-from ..arrays import to_host
 from ..compare import compare
 from ..engines import make_engine
 from ..engines.host import HostEngine
 from ..engines.reference import ReferenceEngine
+from .problem import pick_heads
 
 # Rows of one block in the worst-block figure.
 BLOCK = 64
+
+# Beyond so many tokens the gradients' oracle takes the first and the last head only.
+ALL_HEADS = 4096
 
 
 def measure_accuracy(regime, tokens, heads, dtype="bfloat16"):
@@ -40,18 +43,13 @@ def measure_accuracy(regime, tokens, heads, dtype="bfloat16"):
             "worst 64 rows of a head": float(worst)}
 
 
-# Beyond so many tokens the gradients' oracle takes the first and the last head only.
-ALL_HEADS = 4096
-
-
 def measure_gradients(regime, tokens, heads, dtype="bfloat16"):
     """Relative error by gradient of one regime of `cases` at head size 128."""
     case = cases.make(regime, dtype=dtype, tokens=tokens, heads=heads, K=128, V=128)
     chosen = list(range(heads)) if tokens <= ALL_HEADS else [0, heads - 1]
     found = _gradients(make_engine("cuda"), case, range(heads), lambda x: x)
     expected = _gradients(HostEngine(), case, chosen, lambda x: x.astype("f8"))
-    of_heads = lambda name, x: x[chosen] if name in ("dA_log", "ddt_bias") else x[:, chosen]
-    return {name: compare(of_heads(name, found[name]), x) for name, x in expected.items()}
+    return {name: compare(pick_heads(name, found[name], chosen), x) for name, x in expected.items()}
 
 
 def _gradients(engine, case, chosen, convert):
@@ -62,7 +60,7 @@ def _gradients(engine, case, chosen, convert):
     state, d_out, d_state = (convert(x[:, chosen]) for x in (case.initial_state, case.d_out, case.d_final_state))
     operands, state, d_out, d_state = (engine.take(operands), *map(engine.take_array, (state, d_out, d_state)))
     saved = engine.forward(operands, case.options, state, save=True).saved
-    return {name: to_host(x) for name, x in vars(engine.backward(saved, d_out, d_state)).items()}
+    return vars(engine.backward(saved, d_out, d_state))
 
 
 def main():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .problem import BOTH, FORWARD, finite, passed, start_row
+from .problem import FORWARD, finite, passed, start_row
 from .record import CONTROL, OURS
 from .stages import measure_stages
 
@@ -59,9 +59,7 @@ def _measure(problem, what, setting):
     row["state"] = {"before": before, "after": machine.state()}
     row["host_seconds"] = machine.host_seconds(call)
     if peak is not None:
-        row["peak_bytes"] = peak + problem.input_bytes
-        if what == BOTH:
-            row["peak_bytes"] += sum(x.nbytes for x in problem.gradients.values())
+        row["peak_bytes"] = peak + problem.input_bytes(what)
     if setting.stages and not setting.graph:
         row["kernels"] = machine.kernel_seconds(call, setting.samples)
     return row

@@ -43,10 +43,10 @@ class Problem:
         """The public calls of forward and backward."""
         return api.backward(self.forward(save=True), **self.gradients)
 
-    @property
-    def input_bytes(self):
-        """Memory of all inputs."""
-        return sum(x.nbytes for x in self.inputs.values())
+    def input_bytes(self, what):
+        """Memory of everything that FORWARD or BOTH is given."""
+        given = [*self.inputs.values()] + ([*self.gradients.values()] if what == BOTH else [])
+        return sum(x.nbytes for x in given)
 
     def work(self, what):
         """(bytes, FLOPs) of FORWARD or BOTH at the least."""

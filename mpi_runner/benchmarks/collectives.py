@@ -4,7 +4,7 @@ from kda_engine.bench.problem import passed
 from kda_engine.bench.record import make_record
 from kda_engine.errors import InputError
 
-from ..environment import cpu_model
+from ..environment import cpu_model, mpi_version
 from ..exit_codes import MISMATCH, PASS
 from ..provenance import provenance
 from .engine import add_outputs, check_common, finish
@@ -53,6 +53,4 @@ def main(args):
 
 def mpi_provenance():
     """Who measures, with the MPI library."""
-    from mpi4py import MPI
-
-    return {**provenance(PACKAGES), "mpi": MPI.Get_library_version().strip("\0\n ").splitlines()[0]}
+    return {**provenance(PACKAGES), "mpi": mpi_version()}

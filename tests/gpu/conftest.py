@@ -20,3 +20,35 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu)
         if not usable:
             item.add_marker(pytest.mark.skip(reason="no usable CUDA device"))
+
+
+@pytest.fixture
+def parts_of_one_chunk(monkeypatch):
+    """Every sequence cut into spans as short as they can be."""
+    from kda_engine.device import plan
+
+    monkeypatch.setattr(plan, "span_length", lambda *given: 1)
+    plan._plan.cache_clear()
+    yield
+    plan._plan.cache_clear()
+
+
+@pytest.fixture
+def needs_hopper():
+    from kda_engine.device.target import current
+
+    if not current().hopper:
+        pytest.skip("kernels of sm_90a")
+
+
+@pytest.fixture
+def dealt(monkeypatch):
+    """Fixes the chain's plan: chunks of a piece and value columns of a block."""
+    from kda_engine.device import chain_plan
+
+    def fix(length, columns):
+        monkeypatch.setattr(chain_plan, "choose", lambda *given: (length, columns))
+        chain_plan._plan.cache_clear()
+
+    yield fix
+    chain_plan._plan.cache_clear()

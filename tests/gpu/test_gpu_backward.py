@@ -8,7 +8,6 @@ from gradient_run import check_gradients
 import kda_engine as kda
 from kda_engine import cases
 from kda_engine.compare import DEVICE_TOLERANCES
-from kda_engine.device import plan
 from kda_engine.engines import cuda_backward
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -30,15 +29,6 @@ CUT = ("packed", "ragged", "empty-runs", "grouped-heads", "resets", "strong", "r
 def test_gradients_in_slabs(name, dtype, scratch, monkeypatch):
     monkeypatch.setattr(cuda_backward, "SCRATCH_BYTES", scratch)
     check_gradients(cases.make(name, dtype=dtype))
-
-
-@pytest.fixture
-def parts_of_one_chunk(monkeypatch):
-    """Every sequence cut into spans as short as they can be."""
-    monkeypatch.setattr(plan, "span_length", lambda *given: 1)
-    plan._plan.cache_clear()
-    yield
-    plan._plan.cache_clear()
 
 
 @pytest.mark.parametrize("scratch", (cuda_backward.SCRATCH_BYTES, 300_000))

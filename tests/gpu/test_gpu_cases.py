@@ -4,7 +4,6 @@ import pytest
 from device_run import check
 
 from kda_engine import cases
-from kda_engine.device import plan
 from kda_engine.engines import cuda_chain
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -14,15 +13,6 @@ DTYPES = ("bfloat16", "float16", "float32")
 @pytest.mark.parametrize("name", cases.names())
 def test_case(name, dtype):
     check(cases.make(name, dtype=dtype))
-
-
-@pytest.fixture
-def parts_of_one_chunk(monkeypatch):
-    """Every sequence cut into spans as short as they can be."""
-    monkeypatch.setattr(plan, "span_length", lambda *given: 1)
-    plan._plan.cache_clear()
-    yield
-    plan._plan.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))

@@ -8,34 +8,16 @@ from device_run import check, stages
 
 from kda_engine import cases, layout
 from kda_engine.arrays import to_host
-from kda_engine.device import chain_plan
-from kda_engine.device.target import current
 from kda_engine.engines import cuda_chain
 from kda_engine.engines.cuda import CudaEngine
 from kda_engine.engines.cuda_problem import take_problem
+
+pytestmark = pytest.mark.usefixtures("needs_hopper")
 
 DTYPES = ("bfloat16", "float16")
 NAMES = ("packed", "ragged", "tokens-61", "empty-runs", "many-short", "no-states", "lower_bound-logit2", "mild-bound",
          "scale", "grouped-heads", "no-parameters", "heads-differ", "saturated", "vanishing", "zero-keys",
          "zero-queries", "equal-keys-reflecting", "relay", "strong", "weak", "repeat")
-
-
-@pytest.fixture(autouse=True)
-def needs_hopper():
-    if not current().hopper:
-        pytest.skip("kernels of sm_90a")
-
-
-@pytest.fixture
-def dealt(monkeypatch):
-    """Fixes the plan: chunks of a piece and value columns of a block."""
-
-    def fix(length, columns):
-        monkeypatch.setattr(chain_plan, "choose", lambda *given: (length, columns))
-        chain_plan._plan.cache_clear()
-
-    yield fix
-    chain_plan._plan.cache_clear()
 
 
 def tuned(case):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gradient_run import check_gradients, gradients
-from test_gpu_chain import dealt, needs_hopper, tuned  # noqa: F401
+from test_gpu_chain import DTYPES, NAMES, tuned
 
 import kda_engine as kda
 from kda_engine import cases, layout
@@ -14,16 +14,13 @@ from kda_engine.engines import cuda_chain
 from kda_engine.engines.cuda import CudaEngine
 from kda_engine.engines.reference import ReferenceEngine
 
-DTYPES = ("bfloat16", "float16")
-NAMES = ("packed", "ragged", "tokens-61", "empty-runs", "many-short", "no-states", "lower_bound-logit2", "mild-bound",
-         "scale", "grouped-heads", "no-parameters", "heads-differ", "saturated", "vanishing", "zero-keys",
-         "zero-queries", "equal-keys-reflecting", "relay", "strong", "weak", "repeat")
+pytestmark = pytest.mark.usefixtures("needs_hopper")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length, columns", ((1 << 20, 128), (1, 64), (4, 128)))
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(name, length, columns, dtype, dealt):  # noqa: F811
+def test_gradients(name, length, columns, dtype, dealt):
     dealt(length, columns)
     check_gradients(tuned(cases.make(name, dtype=dtype, K=128, V=128)))
 
@@ -35,7 +32,7 @@ def test_tails(tokens):
 
 @pytest.mark.parametrize("length", (1 << 20, 4))
 @pytest.mark.parametrize("exponent", (-60, -20, 9, 40, 60))
-def test_values_and_output_gradients_of_any_size(exponent, length, dealt):  # noqa: F811
+def test_values_and_output_gradients_of_any_size(exponent, length, dealt):
     """The operands are float16: the kernels must choose their units by what they meet."""
     dealt(length, 128)
     case = tuned(cases.make("weak", dtype="bfloat16", heads=2, K=128, V=128, tokens=300))
@@ -63,7 +60,7 @@ def test_a_nearly_closed_head(logit, states):
 
 
 @pytest.mark.parametrize("name", ("strong", "weak", "relay"))
-def test_certified_skip_keeps_within_its_tolerance(name, dealt):  # noqa: F811
+def test_certified_skip_keeps_within_its_tolerance(name, dealt):
     dealt(8, 128)
     case = tuned(cases.make(name, dtype="bfloat16", heads=8, K=128, V=128, tokens=512))
     skipping = replace(case, options=replace(case.options, tolerance=1e-6))

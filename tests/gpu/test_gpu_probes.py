@@ -9,13 +9,8 @@ from product_sums import expected_sums
 from kda_engine.bench import probes
 from kda_engine.bench.predictions import PREDICTIONS
 from kda_engine.device.kernels import PROBE_WIDTHS
-from kda_engine.device.target import current
 
-
-@pytest.fixture(autouse=True)
-def needs_hopper():
-    if not current().hopper:
-        pytest.skip("kernels of sm_90a")
+pytestmark = pytest.mark.usefixtures("needs_hopper")
 
 
 @pytest.mark.parametrize("warpgroups", (1, 2))
