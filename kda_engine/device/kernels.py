@@ -226,12 +226,17 @@ def _chain_blocks(arguments):
     return arguments["count"] * arguments["value_heads"] * tiles(arguments["value_size"], TILE_COLUMNS)
 
 
-def _chain_threads(variant):
+def _chain_shared(variant):
+    return 4 * variant.stages * variant.record
+
+
+def _fused_threads(variant):
     return 32 * (8 + variant.columns // 16)
 
 
-def _chain_shared(variant):
-    return 4 * variant.stages * variant.record
+def _fused_blocks(arguments):
+    # count: multiprocessors, each of which holds one block.
+    return min(arguments["items"], arguments["count"])
 
 
 def _token_gradients_shared(variant):
@@ -308,10 +313,9 @@ KERNELS = {
                       "transitions", "out", "states", "tokens", "units", "pieces", "warmup_chunks")
             + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
             variants=_FORWARD_CHAINS,
-            threads=_chain_threads,
+            threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
-            # count: multiprocessors, each of which holds one block.
-            blocks=lambda a: min(a["items"], a["count"]),
+            blocks=_fused_blocks,
         ),
         Kernel(
             "sm90_backward_chain", "kernels/sm90_backward_chain.cu",
@@ -319,9 +323,9 @@ KERNELS = {
                       "states", "tokens", "units", "pieces", "warmup_chunks")
             + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
             variants=_BACKWARD_CHAINS,
-            threads=_chain_threads,
+            threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
-            blocks=lambda a: min(a["items"], a["count"]),
+            blocks=_fused_blocks,
         ),
         Kernel(
             "sm90_gradients", "kernels/sm90_gradients.cu",

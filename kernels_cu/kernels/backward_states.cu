@@ -42,7 +42,8 @@ backward_states(const float* records, const Element* v, const float* initial, co
         const i64 of_chunk = (span.first_chunk + chunk) * value_heads + head;
         const bool kept = first_column < columns;
         if (kept) keep_state(state, states + of_chunk * kKeySize * columns + first_column, columns);
-        const StripRows written = take_on(state, record, now);
+        StripRows unused;
+        const StripRows written = state.advance<false>(record, now, unused);
         if (kept) keep_rows(written, writes + of_chunk * kChunk * columns + first_column, columns);
     }
 }

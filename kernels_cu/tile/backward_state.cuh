@@ -39,61 +39,6 @@ __device__ inline RowFragment<kPasses> fragment_of(const StripRows& rows, int ha
     return as_rows<kPasses>(even.x, odd.x, even.y, odd.y);
 }
 
-__device__ inline StripRows rows_of(const float (&x)[2][4]) {
-    StripRows rows;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        rows.at[2 * half] = make_float2(x[half][0], x[half][2]);
-        rows.at[2 * half + 1] = make_float2(x[half][1], x[half][3]);
-    }
-    return rows;
-}
-
-// Takes the state through a chunk as StateStrip::advance does, without outputs, and returns what the tokens write, U.
-__device__ inline StripRows take_on(StateStrip& state, const float* record, const StripRows& v) {
-    const int lane = threadIdx.x % 32;
-    const float4* key_in = reinterpret_cast<const float4*>(record + kKeyIn) + lane;
-    const float4* key_out = reinterpret_cast<const float4*>(record + kKeyOut) + lane;
-    const float4* solve = reinterpret_cast<const float4*>(record + kSolve) + lane;
-
-    float x[2][4] = {};
-#pragma unroll
-    for (int step = 0; step < kKeySize / 8; ++step) {
-        const auto& s = state.s[step];
-        const auto rows = as_rows<kPasses>(s[0], s[1], s[2], s[3]);
-        const float4 key = key_in[32 * step];
-        multiply_add<kPasses>(x[0], rows, key.x, key.y);
-        multiply_add<kPasses>(x[1], rows, key.z, key.w);
-    }
-
-    float u[2][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float2 even = v.at[2 * half], odd = v.at[2 * half + 1];
-        const auto rows = as_rows<kPasses>(even.x - x[half][0], odd.x - x[half][1], even.y - x[half][2],
-                                           odd.y - x[half][3]);
-        const float4 columns = solve[32 * half];
-        if (half == 0) multiply_add<kPasses>(u[0], rows, columns.x, columns.y);
-        multiply_add<kPasses>(u[1], rows, columns.z, columns.w);
-    }
-
-    const RowFragment<kPasses> written[2] = {as_rows<kPasses>(u[0][0], u[0][1], u[0][2], u[0][3]),
-                                             as_rows<kPasses>(u[1][0], u[1][1], u[1][2], u[1][3])};
-#pragma unroll
-    for (int step = 0; step < kKeySize / 8; ++step) {
-        auto& s = state.s[step];
-        const float2 decay = *reinterpret_cast<const float2*>(record + kDecay + 8 * step + 2 * (lane % 4));
-        s[0] *= decay.x;
-        s[1] *= decay.y;
-        s[2] *= decay.x;
-        s[3] *= decay.y;
-        const float4 key = key_out[32 * step];
-        multiply_add<kPasses>(s, written[0], key.x, key.y);
-        multiply_add<kPasses>(s, written[1], key.z, key.w);
-    }
-    return rows_of(u);
-}
-
 // Takes the gradient of the outgoing state to that of the incoming one, in place:
 //   dU = P^T dO + Kr dS';  dV = (N Diag(beta))^T dU;  dS = Diag(e^gamma_C) dS' + Q+^T dO - K+^T dV
 // chunk: the turned operands; d_out: the strip's columns of dO, zero past the end. Returns dV.

@@ -24,6 +24,17 @@ struct StripRows {
 
 __device__ inline int strip_token(int i, int lane) { return 8 * (i / 2) + 2 * (lane % 4) + i % 2; }
 
+// An accumulator pair, one for each half of the chunk, as rows.
+__device__ inline StripRows rows_of(const float (&x)[2][4]) {
+    StripRows rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        rows.at[2 * half] = make_float2(x[half][0], x[half][2]);
+        rows.at[2 * half + 1] = make_float2(x[half][1], x[half][3]);
+    }
+    return rows;
+}
+
 struct StateStrip {
     // [step]: channels 8 step + 2t and + 1 of column 2g, then of column 2g + 1.
     float s[kKeySize / 8][4];
@@ -51,9 +62,9 @@ struct StateStrip {
     }
 
     // Takes the strip through one chunk: record is its operands in shared memory, v its values (zero past the end).
-    // With kOutputs, out is written: scale S^T q of every token.
+    // Returns what the tokens write, U. With kOutputs, out is written: scale S^T q of every token.
     template <bool kOutputs>
-    __device__ void advance(const float* record, const StripRows& v, StripRows& out) {
+    __device__ StripRows advance(const float* record, const StripRows& v, StripRows& out) {
         const int lane = threadIdx.x % 32;
         const float4* key_in = reinterpret_cast<const float4*>(record + kKeyIn) + lane;
         const float4* query_in = reinterpret_cast<const float4*>(record + kQueryIn) + lane;
@@ -95,11 +106,7 @@ struct StateStrip {
             multiply_add<kPasses>(y[0], written[0], first.x, first.y);
             multiply_add<kPasses>(y[1], written[0], first.z, first.w);
             multiply_add<kPasses>(y[1], written[1], second.z, second.w);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                out.at[2 * half] = make_float2(y[half][0], y[half][2]);
-                out.at[2 * half + 1] = make_float2(y[half][1], y[half][3]);
-            }
+            out = rows_of(y);
         }
 
         // S' = Diag(e^gamma_C) S + Kr^T U.
@@ -114,6 +121,7 @@ struct StateStrip {
             multiply_add<kPasses>(s[step], written[0], key.x, key.y);
             multiply_add<kPasses>(s[step], written[1], key.z, key.w);
         }
+        return rows_of(u);
     }
 
   private:
