@@ -69,7 +69,7 @@ def _entry(kernel, variant, device, architecture):
 def _forget():
     """What has been remembered, of this device or of another."""
     for cached in (layout._check_shapes, layout._check_bounds, chain_plan._plan, plan._plan, plan._tables,
-                   cuda_chain._prepare, engines._cuda_engine, cuda_usable):
+                   cuda_chain._prepare_chain, cuda_chain._prepare_fold, engines._cuda_engine, cuda_usable):
         cached.cache_clear()
     launch._thread.__dict__.clear()
 

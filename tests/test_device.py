@@ -12,6 +12,7 @@ pytest.importorskip("cupy")
 from kda_engine.device import build, cubin, module, plan, sources  # noqa: E402
 from kda_engine.device.kernels import KERNELS, WIDE_COLUMNS, variant  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
+from kda_engine.errors import InputError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,6 +99,28 @@ def test_a_file_system_without_locks_will_do(tree, monkeypatch):
 
     monkeypatch.setattr(module.fcntl, "flock", refuse)
     assert module.cubin_path("kernels/triple.cu", (), "sm_90a").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_lock_that_cannot_be_had_will_not_be_waited_for(tree):
+    """As one that another user made; root may open that, but not a folder."""
+    path = module.cubin_path("kernels/triple.cu", (), "sm_90a")
+    lock = path.parent / "locks" / path.stem
+    path.unlink()
+    lock.unlink()
+    lock.mkdir()
+    assert module.cubin_path("kernels/triple.cu", (), "sm_90a") == path and path.exists()
+
+
+@pytest.mark.parametrize("place", ("folder", "entry"))
+def test_a_cache_that_cannot_be_written_is_told(tree, monkeypatch, place):
+    taken = tree / "taken"
+    taken.write_text("no folder")
+    if place == "folder":
+        monkeypatch.setenv("KDA_ENGINE_CACHE", str(taken))
+    else:
+        monkeypatch.setattr(module.tempfile, "mkstemp", lambda **given: open(taken / "under a file"))
+    with pytest.raises(InputError, match="^KDA_ENGINE_CACHE: expected a folder that can be written to, got "):
+        module.cubin_path("kernels/triple.cu", (), "sm_90a")
 
 
 def test_an_interrupted_write_leaves_nothing(tree, monkeypatch):

@@ -67,13 +67,14 @@ def test_prepared_arguments_are_each_their_own(device):
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
     fixed = ("pieces", "items", "key_heads", "heads", "lower_bound", "scale")
     changing = {name: x for name, x in given.items() if name not in fixed}
+    order = tuple(reversed(changing))
     first = {name: given[name] for name in fixed}
     second = {name: x + 1 for name, x in first.items()}
-    prepared = [Prepared(variant, count=132, **some) for some in (first, second)]
+    prepared = [Prepared("sm90_chain", variant, TARGET, order, count=132, **some) for some in (first, second)]
 
     def launch_all():
         for one in (*prepared, *prepared):
-            launch("sm90_chain", one, TARGET, **changing)
+            one(*(changing[name] for name in order))
 
     launch_all()
     other = threading.Thread(target=launch_all)

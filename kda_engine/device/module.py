@@ -9,10 +9,11 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+from ..errors import InputError
 from . import build, sources
 
 
@@ -25,27 +26,41 @@ def cache_folder():
 
 
 def cubin_path(file, defines, architecture):
-    """The compiled file in the cache, compiled now if it isn't there. Raises BuildError."""
+    """The compiled file in the cache, compiled now if it isn't there.
+
+    Raises BuildError, and InputError where it cannot be written.
+    """
     key = repr((sources.digest(file), defines, architecture, build.compiler_version()))
     folder = cache_folder()
     path = folder / f"{Path(file).stem}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        with _wanted(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / "locks" / path.stem):
             if not path.exists():
-                _write(path, build.compile_file(file, defines, architecture)[0])
+                code = build.compile_file(file, defines, architecture)[0]
+                with _wanted(folder):
+                    _write(path, code)
     return path
 
 
 @contextmanager
+def _wanted(folder):
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"KDA_ENGINE_CACHE: expected a folder that can be written to, got {folder}: {error}") from None
+
+
+@contextmanager
 def _lock(path):
-    """One process at a time, on this node at least; freed by the system when its holder dies. Where the file system has
-    no locks nobody waits, and the work is done more than once.
+    """One process at a time, on this node at least; freed by the system when its holder dies. Where there can be no lock,
+    be it for want of them in the file system or of a right to the file, nobody waits, and work is done more than once.
     """
-    path.parent.mkdir(exist_ok=True)
-    with open(path, "w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(exist_ok=True)
+            fcntl.flock(held.enter_context(open(path, "w")), fcntl.LOCK_EX)
         except OSError:
             pass
         yield

@@ -10,7 +10,7 @@ from ..affine import Affine
 from ..device.chain_plan import make_chain_plan
 from ..device.kernels import (CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
                               ChainVariant, certify_variant, fold_variant)
-from ..device.launch import Prepared, launch
+from ..device.launch import Prepared, address, launch
 from ..device.workspace import Workspace
 
 # The share of the device's memory that the records of a forward may take; the backward makes as many again.
@@ -110,20 +110,20 @@ def certify(problem, options, slots, cuts, scratch, reversed):
 def chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
           records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    prepared = _prepare(problem.element, problem.heads, problem.value_heads, problem.target, options, pieces, columns,
-                        records is not None)
-    launch("sm90_chain", prepared, problem.target,
-           q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
-           dt_bias=problem.dt_bias, initial_state=initial_state, final_state=final_state, carried=carried,
-           transitions=transitions, out=out, states=records and records.states, tokens=records and records.tokens,
-           units=records and records.units, warmup_chunks=warmup)
+    start = _prepare_chain(problem.element, problem.heads, problem.value_heads, problem.target, options, pieces,
+                           columns, records is not None)
+    of_records = (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
+    start(*problem.addresses, address(initial_state), address(final_state), address(carried), address(transitions),
+          address(out), *of_records, address(warmup))
 
 
 @lru_cache(maxsize=64)
-def _prepare(element, heads, value_heads, target, options, pieces, columns, saves):
+def _prepare_chain(element, heads, value_heads, target, options, pieces, columns, saves):
     """What does not change from launch to launch over a table."""
     variant = ChainVariant(element, options.beta, columns or CHAIN_SIZE, columns is not None, saves, False)
-    return Prepared(variant, count=target.multiprocessors, pieces=pieces.rows,
+    order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
+             "out", "states", "tokens", "units", "warmup_chunks")
+    return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
                     heads=value_heads, lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
 
@@ -131,5 +131,11 @@ def _prepare(element, heads, value_heads, target, options, pieces, columns, save
 def fold(problem, chains, transitions, carried, warmup, reversed):
     """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
     if chains is not None:
-        launch("fold_states", fold_variant(reversed), problem.target, count=chains.count, chains=chains.rows,
-               transitions=transitions, carried=carried, warmup_chunks=warmup, heads=problem.value_heads)
+        _prepare_fold(problem.value_heads, problem.target, chains, reversed)(
+            address(transitions), address(carried), address(warmup))
+
+
+@lru_cache(maxsize=64)
+def _prepare_fold(value_heads, target, chains, reversed):
+    return Prepared("fold_states", fold_variant(reversed), target, ("transitions", "carried", "warmup_chunks"),
+                    count=chains.count, chains=chains.rows, heads=value_heads)

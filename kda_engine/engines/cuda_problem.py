@@ -16,7 +16,6 @@ from ..options import BETAS, GATES
 _VECTOR = 16
 assert ALIGNMENT % _VECTOR == 0
 
-_DTYPES = {name: dtype for dtype, name in ELEMENT_OF.items()}
 _FLOAT32 = np.dtype("f4")
 
 _variant = cache(variant)
@@ -24,7 +23,7 @@ _variant = cache(variant)
 
 class Problem(NamedTuple):
     """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
-    Sizes, plan, kernel variant.
+    addresses: of these seven in this order, 0 for None. Sizes, plan, kernel variant.
     """
 
     q: object
@@ -34,6 +33,7 @@ class Problem(NamedTuple):
     beta: object
     A_log: object
     dt_bias: object
+    addresses: tuple
     cu_seqlens: np.ndarray
     heads: int
     value_heads: int
@@ -79,21 +79,20 @@ def take_problem(operands, target):
     Raises InputError for what `check_taken` refuses.
     """
     check_taken(operands)
-    heads, K = operands.k.shape[1:]
-    value_heads, V = operands.v.shape[1:]
+    _, heads, K = operands.k.shape
+    _, value_heads, V = operands.v.shape
+    cu_seqlens = operands.cu_seqlens
     element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
-    return Problem(
-        *arrays,
-        A_log=parameter(operands.A_log), dt_bias=parameter(operands.dt_bias), cu_seqlens=operands.cu_seqlens,
-        heads=heads, value_heads=value_heads, K=K, V=V, element=element,
-        plan=make_plan(operands.cu_seqlens, value_heads, K, V, target.multiprocessors),
-        variant=_variant(element, K, target), target=target,
-    )
+    arrays += parameter(operands.A_log), parameter(operands.dt_bias)
+    addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
+    plan = make_plan(cu_seqlens, value_heads, K, V, target.multiprocessors)
+    return Problem(*arrays, addresses, cu_seqlens, heads, value_heads, K, V, element, plan,
+                   _variant(element, K, target), target)
 
 
 def check_taken(operands):
     """Raises InputError for float64 and for K or V above 256."""
-    K, V = operands.K, operands.V
+    K, V = operands.k.shape[2], operands.v.shape[2]
     if K > LARGEST_SIZE or V > LARGEST_SIZE:
         name, size = ("k", K) if K > LARGEST_SIZE else ("v", V)
         raise InputError(f"{name}: expected a head size of at most {LARGEST_SIZE} for engine 'cuda', got {size}")
@@ -105,9 +104,8 @@ def check_taken(operands):
 def of_one_type(*arrays):
     """(element, arrays): all of them contiguous in their own type, in float32 where they differ; None stays None."""
     types = {x.dtype for x in arrays if x is not None}
-    element = ELEMENT_OF[types.pop()] if len(types) == 1 else "float32"
-    dtype = _DTYPES[element]
-    return element, [None if x is None else contiguous(x, dtype) for x in arrays]
+    dtype = types.pop() if len(types) == 1 else _FLOAT32
+    return ELEMENT_OF[dtype], [None if x is None else contiguous(x, dtype) for x in arrays]
 
 
 def parameter(x):

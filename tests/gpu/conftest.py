@@ -52,3 +52,26 @@ def dealt(monkeypatch):
 
     yield fix
     chain_plan._plan.cache_clear()
+
+
+@pytest.fixture
+def warmups(monkeypatch):
+    """What the certified rule decides from here on: {False: forward's, True: backward's}, each a list of arrays
+    [cuts, heads] of chunks to be run from zero, -1 where the rule does not allow it.
+    """
+    import cupy
+
+    from kda_engine.engines import cuda_chain, cuda_chain_backward
+
+    found = {False: [], True: []}
+
+    def certify(problem, options, slots, cuts, scratch, reversed):
+        decide(problem, options, slots, cuts, scratch, reversed)
+        memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * slots * problem.value_heads, scratch)
+        chunks = cupy.ndarray((slots, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
+        found[reversed].append(chunks.get())
+
+    decide = cuda_chain.certify
+    for owner in (cuda_chain, cuda_chain_backward):
+        monkeypatch.setattr(owner, "certify", certify)
+    return found

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from gradient_run import PARAMETERS, TOKENS
+from gradient_run import TOKENS
 from launcher import launch, memory_folder
 
 import kda_engine as kda
@@ -14,6 +14,9 @@ from kda_engine.evaluation import reference
 from kda_engine.hdf5.results import ResultFile
 from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 from mpi_runner.__main__ import main
+
+# How much more the parameters' gradients may show than outputs: sums whose terms cancel.
+PARAMETERS = 4
 
 FUSED = {"K": 128, "V": 128, "dtype": "bfloat16"}
 CERTIFIED = ("--decay-skip", "certified", "--tolerance", "1e-6")
