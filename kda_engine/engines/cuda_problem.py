@@ -23,7 +23,7 @@ _variant = cache(variant)
 
 class Problem(NamedTuple):
     """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
-    addresses: of these seven in this order, 0 for None. Sizes, plan, kernel variant.
+    addresses: of these seven in this order, 0 for None.
     """
 
     q: object
@@ -40,9 +40,21 @@ class Problem(NamedTuple):
     K: int
     V: int
     element: str
-    plan: object
-    variant: object
     target: object
+
+    @property
+    def plan(self):
+        """The Plan of the portable kernels; the last few are remembered."""
+        return make_plan(self.cu_seqlens, self.value_heads, self.K, self.V, self.target.multiprocessors)
+
+    @property
+    def variant(self):
+        """The Variant of the portable kernels."""
+        return _variant(self.element, self.K, self.target)
+
+    @property
+    def sequences(self):
+        return len(self.cu_seqlens) - 1
 
     @property
     def sizes(self):
@@ -70,7 +82,7 @@ class Problem(NamedTuple):
 
     def empty_states(self):
         """An array for the final states [N,HV,K,V], float32."""
-        return cupy.ndarray((self.plan.sequences, self.value_heads, self.K, self.V), _FLOAT32)
+        return cupy.ndarray((len(self.cu_seqlens) - 1, self.value_heads, self.K, self.V), _FLOAT32)
 
 
 def take_problem(operands, target):
@@ -81,13 +93,10 @@ def take_problem(operands, target):
     check_taken(operands)
     _, heads, K = operands.k.shape
     _, value_heads, V = operands.v.shape
-    cu_seqlens = operands.cu_seqlens
     element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
     arrays += parameter(operands.A_log), parameter(operands.dt_bias)
     addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
-    plan = make_plan(cu_seqlens, value_heads, K, V, target.multiprocessors)
-    return Problem(*arrays, addresses, cu_seqlens, heads, value_heads, K, V, element, plan,
-                   _variant(element, K, target), target)
+    return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element, target)
 
 
 def check_taken(operands):

@@ -66,7 +66,7 @@ def test_certified_skip_keeps_within_its_tolerance(name, dealt, warmups):
     case = tuned(cases.make(name, dtype="bfloat16", heads=8, K=128, V=128, tokens=512))
     skipping = replace(case, options=replace(case.options, tolerance=1e-6))
     check(skipping, summaries=False)
-    assert warmups[False] and all(((chunks >= 0) == (name == "strong")).all() for chunks in warmups[False])
+    assert warmups[False] and all((chunks >= 0).any() == (name == "strong") for chunks in warmups[False])
     exact, skipped = (stages(CudaEngine(), x, summaries=False) for x in (case, skipping))
     for key, value in exact.items():
         assert np.allclose(to_host(skipped[key]).astype("f4"), value.astype("f4"), rtol=2.0**-7, atol=1e-4)

@@ -65,7 +65,7 @@ def test_certified_skip_keeps_within_its_tolerance(name, dealt, warmups):
     case = tuned(cases.make(name, dtype="bfloat16", heads=8, K=128, V=128, tokens=512))
     skipping = replace(case, options=replace(case.options, tolerance=1e-6))
     check_gradients(skipping)
-    assert warmups[True] and all(((chunks >= 0) == (name == "strong")).all() for chunks in warmups[True])
+    assert warmups[True] and all((chunks >= 0).any() == (name == "strong") for chunks in warmups[True])
     exact, skipped = gradients(CudaEngine(), case), gradients(CudaEngine(), skipping)
     for key, value in exact.items():
         size = np.abs(value.astype("f4")).max()
