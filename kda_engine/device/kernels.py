@@ -7,7 +7,6 @@ import numpy as np
 
 from ..arrays import BFLOAT16
 from ..layout import CHUNK
-from ..options import BETAS
 
 # Element types of per-token operands and the names their structs have in the kernels.
 ELEMENTS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
@@ -26,12 +25,10 @@ TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
 
-# The fused chain: its K and V, the types and beta forms it takes, the value columns a block of it may have, and its
-# shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences
+# The fused chain: its K and V, the types it takes, the value columns a block of it may have, and its shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences
 # has of columns and shared memory.
 CHAIN_SIZE = 128
 CHAIN_ELEMENTS = ("bfloat16", "float16")
-CHAIN_BETAS = ("logit", "logit2")
 CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
 GRADIENTS_SHARED = 115_664
@@ -95,12 +92,13 @@ def variant(element, K, target):
 class ChainVariant(NamedTuple):
     """What a chain is compiled for.
 
-    columns: value columns of a block. queries: whether it reads queries; the forward then writes outputs. saves:
-    whether it leaves records for the gradients. reversed: the backward's chain.
+    bounded: for the `lower_bound` gate, else for the two others. columns: value columns of a block. queries: whether it
+    reads queries; the forward then writes outputs. saves: whether it leaves records for the gradients. reversed: the
+    backward's chain.
     """
 
     element: str
-    beta: str
+    bounded: bool
     columns: int
     queries: bool
     saves: bool
@@ -109,7 +107,7 @@ class ChainVariant(NamedTuple):
     @property
     def defines(self):
         """(name, value) pairs for the compiler."""
-        return (("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[self.element]), ("KDA_BETA_FORM", BETAS.index(self.beta)),
+        return (("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[self.element]), ("KDA_BOUNDED", int(self.bounded)),
                 ("KDA_COLUMNS", self.columns), ("KDA_QUERIES", int(self.queries)), ("KDA_SAVES", int(self.saves)),
                 ("KDA_REVERSED", int(self.reversed)), ("KDA_SHARED_BYTES", CHAIN_SHARED))
 
@@ -136,9 +134,9 @@ def decay_variant(element):
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
 
 
-def gradients_variant(element, beta):
-    """The variant of `sm90_gradients` for an element type and a beta form."""
-    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BETA_FORM", BETAS.index(beta)),
+def gradients_variant(element, bounded):
+    """The variant of `sm90_gradients` for an element type, for the `lower_bound` gate or the two others."""
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BOUNDED", int(bounded)),
                     ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
 
 
@@ -149,7 +147,7 @@ def products_variant(width, warpgroups):
 
 def roles_variant(prepares, carries):
     """The variant of `probe_roles` in which those sides of the chain work; `probe_peer` is the recurrence alone."""
-    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BETA_FORM", BETAS.index("logit")),
+    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BOUNDED", 1),
                     ("KDA_COLUMNS", CHAIN_SIZE), ("KDA_QUERIES", 1), ("KDA_REVERSED", 0),
                     ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
 
@@ -190,8 +188,8 @@ def _hopper(*variants):
 
 def _chains(reversed, *kinds):
     """kinds: (columns, queries, saves)."""
-    return _hopper(*(ChainVariant(element, beta, *kind, reversed) for element in CHAIN_ELEMENTS for beta in CHAIN_BETAS
-                     for kind in kinds))
+    return _hopper(*(ChainVariant(element, bounded, *kind, reversed) for element in CHAIN_ELEMENTS
+                     for bounded in (True, False) for kind in kinds))
 
 
 _FORWARD_CHAINS = _chains(False, *((columns, True, saves) for columns in CHAIN_COLUMNS for saves in (False, True)),
@@ -311,7 +309,7 @@ KERNELS = {
             "sm90_chain", "kernels/sm90_chain.cu",
             _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
                       "transitions", "out", "states", "tokens", "units", "pieces", "warmup_chunks")
-            + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
+            + _integers("items", "key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale"),
             variants=_FORWARD_CHAINS,
             threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
@@ -321,7 +319,7 @@ KERNELS = {
             "sm90_backward_chain", "kernels/sm90_backward_chain.cu",
             _pointers("q", "k", "d_out", "g", "beta", "A_log", "dt_bias", "d_final_state", "d_initial_state", "carried",
                       "states", "tokens", "units", "pieces", "warmup_chunks")
-            + _integers("items", "key_heads", "heads") + _reals("lower_bound", "scale"),
+            + _integers("items", "key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale"),
             variants=_BACKWARD_CHAINS,
             threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
@@ -331,9 +329,10 @@ KERNELS = {
             "sm90_gradients", "kernels/sm90_gradients.cu",
             _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
                       "d_tokens", "d_units", "tiles")
-            + _integers("heads") + _reals("lower_bound", "scale")
+            + _integers("heads", "gate_form", "beta_form") + _reals("lower_bound", "scale")
             + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
-            variants=_hopper(*(gradients_variant(element, beta) for element in CHAIN_ELEMENTS for beta in CHAIN_BETAS)),
+            variants=_hopper(*(gradients_variant(element, bounded) for element in CHAIN_ELEMENTS
+                               for bounded in (True, False))),
             threads=lambda variant: 256,
             shared=lambda variant: GRADIENTS_SHARED,
             blocks=lambda a: a["count"] * a["heads"],
@@ -374,7 +373,7 @@ KERNELS = {
         ),
         Kernel(
             "certify_cuts", "kernels/certify_cuts.cu",
-            _pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + _integers("heads")
+            _pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + _integers("heads", "gate_form")
             + _reals("lower_bound", "log_tolerance"),
             variants=_hopper(*(certify_variant(element, reversed) for element in CHAIN_ELEMENTS
                                for reversed in (False, True))),

@@ -8,10 +8,11 @@ import cupy
 
 from ..affine import Affine
 from ..device.chain_plan import make_chain_plan
-from ..device.kernels import (CHAIN_BETAS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
-                              ChainVariant, certify_variant, fold_variant)
+from ..device.kernels import (CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS, ChainVariant,
+                              certify_variant, fold_variant)
 from ..device.launch import Prepared, address, launch
 from ..device.workspace import Workspace
+from ..options import BETAS, GATES
 
 # The share of the device's memory that the records of a forward may take; the backward makes as many again.
 MOST_MEMORY = 0.2
@@ -30,9 +31,14 @@ class ChainSaved:
 
 
 def covers(problem, options):
-    """Whether the kernel computes this problem: its operands' range relies on the gate, the norm and beta."""
+    """Whether the kernel computes this problem: its operands' range relies on the norm and on beta within [0, 2]."""
     return (problem.target.hopper and problem.K == problem.V == CHAIN_SIZE and problem.element in CHAIN_ELEMENTS
-            and options.gate == "lower_bound" and options.qk_l2norm and options.beta in CHAIN_BETAS)
+            and options.qk_l2norm and options.beta != "value")
+
+
+def is_bounded(options):
+    """Whether the kernels for gates with a bound compute it, or those for any."""
+    return options.gate == "lower_bound"
 
 
 def forward(problem, options, initial_state, save):
@@ -103,8 +109,8 @@ def certify(problem, options, slots, cuts, scratch, reversed):
     """How many chunks next to each cut determine what is carried there: scratch.warmup."""
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=slots, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, heads=problem.value_heads, lower_bound=options.lower_bound,
-           log_tolerance=math.log(options.tolerance))
+           bounds=scratch.bounds, heads=problem.value_heads, gate_form=GATES.index(options.gate),
+           lower_bound=options.lower_bound, log_tolerance=math.log(options.tolerance))
 
 
 def chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
@@ -120,12 +126,13 @@ def chain(problem, options, pieces, columns, initial_state, carried, transitions
 @lru_cache(maxsize=64)
 def _prepare_chain(element, heads, value_heads, target, options, pieces, columns, saves):
     """What does not change from launch to launch over a table."""
-    variant = ChainVariant(element, options.beta, columns or CHAIN_SIZE, columns is not None, saves, False)
+    variant = ChainVariant(element, is_bounded(options), columns or CHAIN_SIZE, columns is not None, saves, False)
     order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
              "out", "states", "tokens", "units", "warmup_chunks")
     return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
-                    heads=value_heads, lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
+                    heads=value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
+                    lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
 
 
 def fold(problem, chains, transitions, carried, warmup, reversed):

@@ -6,7 +6,8 @@ from ..device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, gradients
 from ..device.launch import launch
 from ..device.workspace import Workspace
 from ..gate import Gradients
-from .cuda_chain import certify, chain, fold, make_records, plan_for
+from ..options import BETAS, GATES
+from .cuda_chain import certify, chain, fold, is_bounded, make_records, plan_for
 
 
 def backward(problem, options, saved, d_out, d_final_state):
@@ -22,12 +23,12 @@ def backward(problem, options, saved, d_out, d_final_state):
     gradients = {f"d{name}": cupy.empty_like(getattr(problem, name)) for name in token_arrays}
     of_bias = cupy.empty((plan.tiles.count, problem.value_heads, problem.K), "f4")
     of_rate = cupy.empty((plan.tiles.count, problem.value_heads, 8), "f4")
-    launch("sm90_gradients", gradients_variant(problem.element, options.beta), problem.target, count=plan.tiles.count,
+    launch("sm90_gradients", gradients_variant(problem.element, is_bounded(options)), problem.target, count=plan.tiles.count,
            q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
            d_out=d_out, states=saved.records.states, tokens=saved.records.tokens, units=saved.records.units,
            d_states=records.states, d_tokens=records.tokens, d_units=records.units, tiles=plan.tiles.rows,
-           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
-           d_bias=of_bias, d_rate=of_rate, **gradients)
+           heads=problem.value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
+           lower_bound=options.lower_bound, scale=options.scale_for(problem.K), d_bias=of_bias, d_rate=of_rate, **gradients)
     return Gradients(**gradients, dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
                      ddt_bias=of_bias.sum(axis=0, dtype="f8"), d_initial_state=d_initial_state)
 
@@ -71,11 +72,12 @@ def _carry_to_cuts(problem, options, plan, certified, d_out, d_final_state, forw
 
 def _sweep(problem, options, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
     """One launch over a table of pieces; records None: nothing but what the pieces carry."""
-    variant = ChainVariant(problem.element, options.beta, columns, True, records is not None, True)
+    variant = ChainVariant(problem.element, is_bounded(options), columns, True, records is not None, True)
     launch("sm90_backward_chain", variant, problem.target, count=problem.target.multiprocessors,
            q=problem.q, k=problem.k, d_out=d_out, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_final_state=d_final_state, d_initial_state=d_initial_state, carried=carried,
            states=records and records.states, tokens=records and records.tokens, units=records and records.units,
            pieces=pieces.rows, warmup_chunks=warmup,
            items=pieces.count * problem.value_heads * (CHAIN_SIZE // columns), key_heads=problem.heads,
-           heads=problem.value_heads, lower_bound=options.lower_bound, scale=options.scale_for(problem.K))
+           heads=problem.value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
+           lower_bound=options.lower_bound, scale=options.scale_for(problem.K))

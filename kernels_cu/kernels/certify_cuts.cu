@@ -6,8 +6,7 @@
 //   chunk at which sum <= log_tolerance ends the warm-up: run from zero over those chunks, the state at the cut is
 //   wrong by at most e^sum times the norm of the state dropped.
 //
-// `lower_bound` gate: l = lower_bound sigma(exp(A_log) (g + dt_bias)), so the largest l of a token is the one of its
-// smallest g + dt_bias.
+// The largest l of a token is that of its smallest g + dt_bias, or, with the gate `log`, its largest g.
 //
 // In:  g [T,HV,128] of a 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128] float32 or null; cuts [slot].
 // Out: warmup_chunks [slot,HV]: chunks next to the cut to run from zero, or -1: not within `chunks`, use the
@@ -16,7 +15,6 @@
 // going away from the cut.
 #include "common/gate.cuh"
 #include "common/shape.cuh"
-#include "ptx/approximate.cuh"
 #include "tile/half_pair.cuh"
 
 namespace {
@@ -38,11 +36,12 @@ struct Cut {
 static_assert(sizeof(Cut) == 16);
 
 // Sum over the chunk's tokens of their largest log decay; first is the chunk's first gate of the head.
-__device__ float chunk_bound(const Element* first, int row_elements, const float* bias, float rate, float lower_bound,
-                             int lane) {
+__device__ float chunk_bound(const Element* first, int row_elements, const float* bias, GateForm form, float rate,
+                             float lower_bound, int lane) {
     const Element* from = first + static_cast<i64>(lane / 2) * row_elements + 64 * (lane % 2);
     const float* own_bias = bias + 64 * (lane % 2);
-    float least = __uint_as_float(0x7f800000u);
+    const float sign = form == GateForm::kLog ? -1.0f : 1.0f;
+    float least = infinity();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const uint4 raw = reinterpret_cast<const uint4*>(from)[i];
@@ -50,11 +49,12 @@ __device__ float chunk_bound(const Element* first, int row_elements, const float
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float2 g = Pair::unpack(pairs[j]);
-            least = fminf(least, fminf(g.x + own_bias[8 * i + 2 * j], g.y + own_bias[8 * i + 2 * j + 1]));
+            least = fminf(least, fminf(fmaf(sign, g.x, own_bias[8 * i + 2 * j]),
+                                       fmaf(sign, g.y, own_bias[8 * i + 2 * j + 1])));
         }
     }
     least = fminf(least, __shfl_xor_sync(kAllLanes, least, 1));
-    float sum = lower_bound * rcp(1.0f + ex2_flushed(-kLog2E * rate * least));
+    float sum = log_decay(form, sign * least, rate, 0.0f, lower_bound);
 #pragma unroll
     for (int distance = 2; distance < 32; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
     return sum;
@@ -64,14 +64,16 @@ __device__ float chunk_bound(const Element* first, int row_elements, const float
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps)
     certify_cuts(const Element* g, const float* A_log, const float* dt_bias, const Cut* cuts, int* warmup_chunks,
-                 float* bounds, int heads, float lower_bound, float log_tolerance) {
+                 float* bounds, int heads, int gate_form, float lower_bound, float log_tolerance) {
     __shared__ float bias[kSize];
     __shared__ float sums[kWarps];
     const int slot = blockIdx.x / heads, head = blockIdx.x % heads;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Cut cut = cuts[slot];
+    const GateForm form = static_cast<GateForm>(gate_form);
     if (threadIdx.x < kSize) {
-        bias[threadIdx.x] = dt_bias != nullptr ? dt_bias[static_cast<i64>(head) * kSize + threadIdx.x] : 0.0f;
+        const bool shifts = dt_bias != nullptr && form != GateForm::kLog;
+        bias[threadIdx.x] = shifts ? dt_bias[static_cast<i64>(head) * kSize + threadIdx.x] : 0.0f;
     }
     const float rate = A_log != nullptr ? expf(A_log[head]) : 1.0f;
     float reached = 0.0f;
@@ -82,7 +84,8 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps)
         if (away < cut.chunks) {
             const int chunk = kReversed ? away : -1 - away;
             const i64 row = (cut.token + static_cast<i64>(chunk) * kChunk) * heads + head;
-            const float sum = chunk_bound(g + row * kSize, heads * kSize, bias, rate, lower_bound, lane);
+            const float sum = chunk_bound(g + row * kSize, heads * kSize, bias, form, rate,
+                                          lower_bound, lane);
             if (lane == 0) sums[warp] = sum;
         }
         __syncthreads();

@@ -121,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_backward_chain(const Element* q, const Element* k, const Element* d_out, const Element* g, const Element* beta,
                         const float* A_log, const float* dt_bias, const float* d_final_state, float* d_initial_state,
                         float* carried, u32* states, u32* tokens, float* units, const Piece* pieces,
-                        const int* warmup_chunks, int items, int key_heads, int heads, float lower_bound, float scale) {
+                        const int* warmup_chunks, int items, int key_heads, int heads, int gate_form, int beta_form,
+                        float lower_bound, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     init_barriers(shared);
@@ -132,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         carry(shared, work, {d_final_state, d_initial_state, carried, nullptr}, {states, tokens, units}, scale);
     } else {
         give_registers<kPrepareRegisters>();
-        const Inputs in = {q, k, d_out, g, beta, A_log, dt_bias, key_heads, heads, lower_bound};
+        const Inputs in = {q, k, d_out, g, beta, A_log, dt_bias, key_heads, heads, static_cast<GateForm>(gate_form),
+                           static_cast<BetaForm>(beta_form), lower_bound};
         prepare(memory, shared, work, in);
     }
 }

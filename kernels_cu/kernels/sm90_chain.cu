@@ -1,12 +1,12 @@
-// The fused chain for K = V = 128, 16-bit inputs, the `lower_bound` gate, normalised q and k and beta in [0, 2]:
-// activation, chunk operands and the recurrence of one piece, value head and block of value columns in a thread block.
+// The fused chain for K = V = 128, 16-bit inputs, normalised q and k and beta in [0, 2]: activation, chunk operands and
+// the recurrence of one piece, value head and block of value columns in a thread block.
 //
 //   per chunk of 16 tokens, S [128, columns] carried from chunk to chunk in float32 registers:
 //     gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
 //     G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  N = (I + Diag(beta) G)^-1,  Kr = K- e^gamma_C
 //     U = N Diag(beta) (V - K+ S),  O = scale (Q+ S + P U),  S <- Diag(e^gamma_C) S + Kr^T U
-//   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
 //
+// KDA_BOUNDED 1: the `lower_bound` gate, lower_bound >= -5. KDA_BOUNDED 0: the gates `softplus` and `log`.
 // KDA_QUERIES 1: reads all tokens and writes out and the last states.
 // KDA_QUERIES 0: writes only what the pieces carry, the last state or (Carried::kTransition) the transition.
 // KDA_SAVES 1 (with KDA_QUERIES 1): also writes, for the backward, the records of tile/chain_record.cuh.
@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_chain(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
                const float* A_log, const float* dt_bias, const float* initial_state, float* final_state,
                float* carried, float* transitions, Element* out, u32* states, u32* tokens, float* units,
-               const Piece* pieces, const int* warmup_chunks, int items, int key_heads, int heads, float lower_bound,
-               float scale) {
+               const Piece* pieces, const int* warmup_chunks, int items, int key_heads, int heads, int gate_form,
+               int beta_form, float lower_bound, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     init_barriers(shared);
@@ -131,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         carry(shared, work, {initial_state, final_state, carried, transitions}, {states, tokens, units}, out, scale);
     } else {
         give_registers<kPrepareRegisters>();
-        const Inputs in = {q, k, v, g, beta, A_log, dt_bias, key_heads, heads, lower_bound};
+        const Inputs in = {q, k, v, g, beta, A_log, dt_bias, key_heads, heads, static_cast<GateForm>(gate_form),
+                           static_cast<BetaForm>(beta_form), lower_bound};
         prepare(memory, shared, work, in);
     }
 }

@@ -22,13 +22,13 @@
 #include "ptx/hold.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/stmatrix.cuh"
+#include "tile/gradient_deep.cuh"
 #include "tile/gradient_pairs.cuh"
 #include "tile/gradient_tile.cuh"
 
 namespace {
 
 constexpr u32 kAllLanes = 0xffffffffu;
-constexpr BetaForm kBetaForm = static_cast<BetaForm>(KDA_BETA_FORM);
 
 // A lane's ldmatrix address in a token record, for value columns 16 step on and 16 tokens of a chunk: matrices (value
 // columns 0-7, tokens 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
@@ -217,15 +217,27 @@ struct StateProducts {
     }
 };
 
+// A token that decays by more than e^-8 has a gradient so small that it would drown in the rounding of sums that cancel.
+constexpr float kMostOfSharedSum = 8.0f * kLog2E * kGateScale;
+
+// The largest of eight float16.
+__device__ float largest_half(const u32 (&packed)[4]) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 x = HalfPair<Float16>::unpack(packed[i]);
+        most = fmaxf(most, fmaxf(x.x, x.y));
+    }
+    return most;
+}
+
 // Half the log2 decay of a chunk for channels g and g + 8, and e^(gamma - m) of its elements.
 struct ChunkDecays {
     float half[2];
 
-    __device__ ChunkDecays(ChannelTokens& fall, int first, const u32 (&gates)[4], float rate, const float (&bias)[2],
-                           float unit, int lane) {
+    // a: the chunk's gates in units of `unit`.
+    __device__ ChunkDecays(ChannelTokens& fall, int first, const u32 (&a)[4], float unit, int lane) {
         const int g = lane >> 2, t = lane & 3;
-        const u32 a[4] = {scaled_sigmoids(gates[0], rate, bias[0]), scaled_sigmoids(gates[2], rate, bias[1]),
-                          scaled_sigmoids(gates[1], rate, bias[0]), scaled_sigmoids(gates[3], rate, bias[1])};
         // Column i sums tokens 0 to i.
         constexpr u32 kOnes = 0x3c003c00u;
         const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
@@ -242,31 +254,6 @@ struct ChunkDecays {
         }
     }
 };
-
-// From the gradients by gamma to those of the log decays, in place: x_t <- more + sum of x_i over i >= t, by channel.
-__device__ void sum_from_token(ChannelTokens& x, const float (&more)[2], int lane) {
-    const int t = lane & 3;
-    float behind[2] = {more[0], more[1]};
-#pragma unroll
-    for (int n = 3; n >= 0; --n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float& first = x[n][2 * half];
-            float& second = x[n][2 * half + 1];
-            const float own = first + second;
-            float sum = own;
-            float next = __shfl_down_sync(kAllLanes, sum, 1, 4);
-            if (t < 3) sum += next;
-            next = __shfl_down_sync(kAllLanes, sum, 2, 4);
-            if (t < 2) sum += next;
-            const float all = __shfl_sync(kAllLanes, sum, 0, 4);
-            const float later = behind[half] + (sum - own);
-            second += later;
-            first += second;
-            behind[half] += all;
-        }
-    }
-}
 
 // Sums over the warp's channels of 16 values a lane, [key or query][8 tokens][token]: 64 sums, left two a lane.
 __device__ float2 sum_channels(float (&x)[2][4][2], int lane) {
@@ -322,8 +309,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
                    const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
                    const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles, int heads,
-                   float lower_bound, float scale, Element* dq, Element* dk, Element* dv, Element* dg, Element* dbeta,
-                   float* d_bias, float* d_rate) {
+                   int gate_form, int beta_form, float lower_bound, float scale, Element* dq, Element* dk, Element* dv,
+                   Element* dg, Element* dbeta, float* d_bias, float* d_rate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
     float* norms = reinterpret_cast<float*>(memory + Tile::kNorms);
@@ -338,6 +325,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // Asked for early: of channels g and g + 8 of the warp's 16.
     const int channel = 16 * warp + (lane >> 2);
     const float A = A_log != nullptr ? expf(A_log[head]) : 1.0f;
+    const Gates gates(static_cast<GateForm>(gate_form), A, lower_bound);
     float bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -355,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const i64 of_beta = (place.token + threadIdx.x) * heads + head;
     if (threadIdx.x < kTileTokens) {
         const bool real = threadIdx.x < place.tokens;
-        strengths[threadIdx.x] = real ? activate_beta(kBetaForm, to_float(beta[of_beta])) : 0.0f;
+        strengths[threadIdx.x] = real ? activate_beta(static_cast<BetaForm>(beta_form), to_float(beta[of_beta])) : 0.0f;
     }
     cp_async_wait<0>();
     __syncthreads();
@@ -363,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const Factors factors(reinterpret_cast<const float*>(memory + Tile::kFactors), lane);
     find_norms(memory, norms);
     convert_out(memory, factors.at);
-    fill_gates(memory, place.tokens);
+    fill_gates(memory, place.tokens, gates.missing());
     wait_for_records(shared, 0);
     clear_missing_chunk(memory, place.tokens);
     __syncthreads();
@@ -395,20 +383,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         ldmatrix_transposed(packed[0], shared + tile + own_columns);
         ldmatrix_transposed(packed[1], shared + tile + Tile::kChunkBytes + own_columns);
     };
+    const float scaled_bias[2] = {gates.rate * bias[0], gates.rate * bias[1]};
+    // The warp's gates of a chunk in units, as rows of channels.
+    const auto fetch_units = [&](u32 (&units)[4], int chunk) {
+        u32 raw[4];
+        ldmatrix_transposed(raw, shared + Tile::kGate + chunk * Tile::kChunkBytes + own_columns);
+        units[0] = gates.pair(raw[0], scaled_bias[0]), units[1] = gates.pair(raw[2], scaled_bias[1]);
+        units[2] = gates.pair(raw[1], scaled_bias[0]), units[3] = gates.pair(raw[3], scaled_bias[1]);
+    };
     ChannelTokens fall;
-    float middle[2][2];
-    {
-        u32 gates[2][4];
-        fetch(gates, Tile::kGate);
-        const float rate = -kLog2E * fmaxf(A, 1e-30f), unit = lower_bound * kLog2E / kGateScale;
-        const float scaled_bias[2] = {rate * bias[0], rate * bias[1]};
+    float middle[2][2], most = 0.0f;
 #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-            const ChunkDecays decays(fall, 2 * chunk, gates[chunk], rate, scaled_bias, unit, lane);
-            middle[chunk][0] = decays.half[0];
-            middle[chunk][1] = decays.half[1];
-        }
+    for (int chunk = 0; chunk < 2; ++chunk) {
+        u32 units[4];
+        fetch_units(units, chunk);
+        if constexpr (!kBounded) most = fmaxf(most, largest_half(units));
+        const ChunkDecays decays(fall, 2 * chunk, units, gates.unit, lane);
+        middle[chunk][0] = decays.half[0];
+        middle[chunk][1] = decays.half[1];
     }
+    // Of a channel of the warp, in either chunk.
+    const float deepest = fminf(fminf(middle[0][0], middle[0][1]), fminf(middle[1][0], middle[1][1]));
+    const bool deep = __any_sync(kAllLanes, most > kMostOfSharedSum || 2.0f * deepest < gates.unit * kMostOfSharedFactor);
     float across[2], early[2], late[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -447,111 +443,147 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         }
     };
 
-    // Rows: what is still missing from dQ+ and dK+ is e^(gamma - m) and, in the second chunk, `across`.
-    ChannelTokens key, x;
-    normed(key, Tile::kKey, norms);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
-            products.d_query[n][e] *= early[e / 2];
-            products.d_key[n][e] *= early[e / 2] * (e % 2 == 0 ? strength.x : strength.y);
-            products.d_key_out[n][e] *= n < 2 ? across[e / 2] * late[e / 2] : late[e / 2];
-        }
-    }
-    add_rows(products.d_query, x, blocks, 0, across, lane);
-    add_rows(products.d_key, x, blocks, 1, across, lane);
-    // All that is written to the state behind the tile.
-    float more[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float sum = 0.0f;
+    ChannelTokens key, x, of_decay;
+    float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
+    if (!kBounded && deep) {
+        DeepTile tile;
+        tile.unit = gates.unit;
+        fetch_units(tile.units[0], 0);
+        fetch_units(tile.units[1], 1);
+        normed(tile.key, Tile::kKey, norms);
+        normed(tile.query, Tile::kQuery, norms + kTileTokens);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            sum = fmaf(x[n][2 * half], products.d_key_out[n][2 * half], sum);
-            sum = fmaf(x[n][2 * half + 1], products.d_key_out[n][2 * half + 1], sum);
-        }
-        sum += __shfl_xor_sync(kAllLanes, sum, 1);
-        sum += __shfl_xor_sync(kAllLanes, sum, 2);
-        more[half] = fmaf(across[half] * across[half], products.total[half], sum);
-    }
-
-    // What rows give the log decays; then columns. between: the second chunk's part of the first's, without `across`.
-    ChannelTokens of_decay;
-    float between[2][4] = {};
+            const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            of_decay[n][e] = rounded_tf32(key[n][e] * fall[n][e]) * products.d_key[n][e];
-            products.d_key[n][e] *= fall[n][e];
+            for (int e = 0; e < 4; ++e) {
+                tile.query[n][e] *= scale;
+                products.d_key[n][e] *= e % 2 == 0 ? strength.x : strength.y;
+            }
         }
-    }
-    {
-        ChannelTokens query;
-        normed(query, Tile::kQuery, norms + kTileTokens);
+        tile.take(products.d_query, products.d_key, products.d_key_out, products.total, of_decay, blocks, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             // A token with itself.
             const float2 own = reinterpret_cast<const float2*>(diagonals)[4 * n + t];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float scaled = scale * query[n][e], diagonal = e % 2 == 0 ? own.x : own.y;
-                x[n][e] = rounded_tf32(scaled * fall[n][e]);
-                of_decay[n][e] = fmaf(x[n][e], products.d_query[n][e], of_decay[n][e]);
-                products.d_query[n][e] = fmaf(fall[n][e], products.d_query[n][e], diagonal * key[n][e]);
-                products.d_key[n][e] = fmaf(diagonal, scaled, products.d_key[n][e]);
+                const float diagonal = e % 2 == 0 ? own.x : own.y;
+                products.d_query[n][e] = fmaf(diagonal, tile.key[n][e], products.d_query[n][e]);
+                products.d_key[n][e] = fmaf(diagonal, tile.query[n][e], products.d_key[n][e]);
             }
         }
-    }
-    float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
-    park(parked, products.d_query);
-    add_columns(products.d_key_out, between, x, blocks, 0, lane);
-    normed(key, Tile::kKey, norms);
+        park(parked, products.d_query);
+    } else {
+        // Rows: what is still missing from dQ+ and dK+ is e^(gamma - m) and, in the second chunk, `across`.
+        normed(key, Tile::kKey, norms);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+        for (int n = 0; n < 4; ++n) {
+            const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            hold(fall[n][e]);
-            x[n][e] = rounded_tf32(key[n][e] * fall[n][e]);
+            for (int e = 0; e < 4; ++e) {
+                x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
+                products.d_query[n][e] *= early[e / 2];
+                products.d_key[n][e] *= early[e / 2] * (e % 2 == 0 ? strength.x : strength.y);
+                products.d_key_out[n][e] *= n < 2 ? across[e / 2] * late[e / 2] : late[e / 2];
+            }
+        }
+        add_rows(products.d_query, x, blocks, 0, across, lane);
+        add_rows(products.d_key, x, blocks, 1, across, lane);
+        // All that is written to the state behind the tile.
+        float more[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                sum = fmaf(x[n][2 * half], products.d_key_out[n][2 * half], sum);
+                sum = fmaf(x[n][2 * half + 1], products.d_key_out[n][2 * half + 1], sum);
+            }
+            sum += __shfl_xor_sync(kAllLanes, sum, 1);
+            sum += __shfl_xor_sync(kAllLanes, sum, 2);
+            more[half] = fmaf(across[half] * across[half], products.total[half], sum);
+        }
+
+        // What rows give the log decays; then columns. between: the second chunk's part of the first's, without `across`.
+        float between[2][4] = {};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                of_decay[n][e] = rounded_tf32(key[n][e] * fall[n][e]) * products.d_key[n][e];
+                products.d_key[n][e] *= fall[n][e];
+            }
+        }
+        {
+            ChannelTokens query;
+            normed(query, Tile::kQuery, norms + kTileTokens);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                // A token with itself.
+                const float2 own = reinterpret_cast<const float2*>(diagonals)[4 * n + t];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float scaled = scale * query[n][e], diagonal = e % 2 == 0 ? own.x : own.y;
+                    x[n][e] = rounded_tf32(scaled * fall[n][e]);
+                    of_decay[n][e] = fmaf(x[n][e], products.d_query[n][e], of_decay[n][e]);
+                    products.d_query[n][e] = fmaf(fall[n][e], products.d_query[n][e], diagonal * key[n][e]);
+                    products.d_key[n][e] = fmaf(diagonal, scaled, products.d_key[n][e]);
+                }
+            }
+        }
+        park(parked, products.d_query);
+        add_columns(products.d_key_out, between, x, blocks, 0, lane);
+        normed(key, Tile::kKey, norms);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                hold(fall[n][e]);
+                x[n][e] = rounded_tf32(key[n][e] * fall[n][e]);
+            }
+        }
+        add_columns(products.d_key_out, between, x, blocks, 1, lane);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float column = products.d_key_out[n][e];
+                if (n < 2) column = fmaf(across[e / 2], between[n][e], column);
+                const float rise = rcp(fall[n][e]);
+                of_decay[n][e] = fmaf(-rounded_tf32(key[n][e] * rise), column, of_decay[n][e]);
+                products.d_key[n][e] = fmaf(rise, column, products.d_key[n][e]);
+            }
+        }
+        // From the gradients by gamma to those of the log decays.
+        sum_from_token(of_decay, kTileTokens, lane);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) of_decay[n][e] += more[e / 2];
         }
     }
-    add_columns(products.d_key_out, between, x, blocks, 1, lane);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float column = products.d_key_out[n][e];
-            if (n < 2) column = fmaf(across[e / 2], between[n][e], column);
-            const float rise = rcp(fall[n][e]);
-            of_decay[n][e] = fmaf(-rounded_tf32(key[n][e] * rise), column, of_decay[n][e]);
-            products.d_key[n][e] = fmaf(rise, column, products.d_key[n][e]);
-        }
-    }
-    sum_from_token(of_decay, more, lane);
 
     // Through the gate.
     {
-        u32 gates[2][4];
-        fetch(gates, Tile::kGate);
-        unpack_channels(x, gates);
+        u32 raw[2][4];
+        fetch(raw, Tile::kGate);
+        unpack_channels(x, raw);
+        const GateForm form = kBounded ? GateForm::kLowerBound : static_cast<GateForm>(gate_form);
         float of_bias[2] = {}, of_rate = 0.0f;
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const GateGradient one = gate_adjoint(GateForm::kLowerBound, of_decay[n][e], x[n][e], A, bias[e / 2],
-                                                      lower_bound);
-                of_bias[e / 2] += one.raw;
+                const GateGradient one = gate_adjoint(form, of_decay[n][e], x[n][e], A, bias[e / 2], lower_bound);
+                of_bias[e / 2] += gates.is_log ? 0.0f : one.raw;
                 of_rate += one.rate;
                 x[n][e] = one.raw;
             }
         }
-        pack_channels(gates, x);
-        stmatrix_transposed(shared + Tile::kGate + own_columns, gates[0]);
-        stmatrix_transposed(shared + Tile::kGate + Tile::kChunkBytes + own_columns, gates[1]);
+        pack_channels(raw, x);
+        stmatrix_transposed(shared + Tile::kGate + own_columns, raw[0]);
+        stmatrix_transposed(shared + Tile::kGate + Tile::kChunkBytes + own_columns, raw[1]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             of_bias[half] += __shfl_xor_sync(kAllLanes, of_bias[half], 1);
@@ -616,6 +648,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         const float strength = strengths[threadIdx.x];
         // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
         const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength;
-        from_float(dbeta[of_beta], beta_adjoint(kBetaForm, d, to_float(beta[of_beta])));
+        from_float(dbeta[of_beta], beta_adjoint(static_cast<BetaForm>(beta_form), d, to_float(beta[of_beta])));
     }
 }

@@ -2,20 +2,18 @@
 //
 //   gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
 //   G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  N = (I + Diag(beta) G)^-1,  Kr = K- e^gamma_C
-//   The shared factor e^-gamma needs lower_bound >= -5: at most 80 nats in a chunk.
+//   The shared factor e^-gamma spans 80 nats at most; the triangles of a chunk that decays by more are made otherwise
+//   (tile/chain_triangles.cuh).
 //
 // N and P are left in a slot as they stand, or (kReversed) transposed.
 #pragma once
 
 #include "ptx/cp_async_zfill.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/mma_tf32.cuh"
 #include "ptx/shared_access.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/chain_gate.cuh"
-#include "tile/chain_ring.cuh"
-#include "tile/general_mma.cuh"
+#include "tile/chain_triangles.cuh"
 #include "tile/unit_inverse.cuh"
 
 struct Inputs {
@@ -28,6 +26,8 @@ struct Inputs {
     const float* dt_bias;
     int key_heads;
     int heads;
+    GateForm gate_form;
+    BetaForm beta_form;
     float lower_bound;
 };
 
@@ -100,15 +100,10 @@ __device__ float2 log2_norms(u32 tile, int lane) {
     return make_float2(-0.5f * lg2(x + kNormEpsilon), -0.5f * lg2(y + kNormEpsilon));
 }
 
-__device__ float activated_beta(float beta) {
-    const float s = rcp(1.0f + ex2_flushed(-kLog2E * beta));
-    return kBetaForm == BetaForm::kLogit ? s : 2.0f * s;
-}
-
-// Turns a loaded slot into operands. rate and bias give -log2(e) exp(A_log) (g + dt_bias); unit is the log2 decay of
-// one unit of a summed gate; raw_beta is that of token lane % 16 if it exists, on its way from global memory.
-__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, float rate, float unit,
-                              Element raw_beta, int length, float2 key_norm, float2 query_norm, int lane) {
+// Turns a loaded slot into operands. bias: of all channels, scaled; raw_beta is that of token lane % 16 if it exists, on
+// its way from global memory; strongest: what a beta near 1 stands for.
+__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, const Gates& head, Element raw_beta,
+                              float strongest, int length, float2 key_norm, float2 query_norm, int lane) {
     const int g = lane >> 2, t = lane & 3;
     const u32 fragment = slot + SwizzledTile::rows_first(lane);
 
@@ -116,12 +111,21 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
     const u32 running[4] = {triangle, 0x3c003c00u, 0u, triangle};
     const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+    // Row i: the tokens behind i.
+    const u32 behind[4] = {triangle ^ 0x3c003c00u, 0u, 0x3c003c00u, triangle ^ 0x3c003c00u};
 
     // Q+ leaves with q's own norm though its exponential carries k's.
     const float2 query_ratio =
         make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
 
-    float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
+    Triangles triangles;
+    // What K- has for norms: nothing of it is to count where the triangles have been made.
+    float2 back_norm = key_norm;
+    if (!kBounded && is_deep(slot, head, bias, lane)) {
+        triangles.multiply_deep(slot, head, bias, key_norm, query_ratio, lane);
+        back_norm = make_float2(-infinity(), -infinity());
+    }
+    const float unit = head.unit;
 #pragma unroll kPrepareUnroll
     for (int step = 0; step < kSteps; ++step) {
         const u32 place = SwizzledTile::step(fragment, step, Slot::kKeyDistance);
@@ -134,11 +138,12 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
 #pragma unroll
         for (int group = 0; group < 2; ++group) {
             const float channel_bias = bias[16 * step + 8 * group + g];
-            const u32 early = scaled_sigmoids(gates[2 * group], rate, channel_bias);
-            const u32 late = scaled_sigmoids(gates[2 * group + 1], rate, channel_bias);
-            float sums[4] = {}, totals[4] = {};
+            const u32 early = head.pair(gates[2 * group], channel_bias);
+            const u32 late = head.pair(gates[2 * group + 1], channel_bias);
+            float sums[4] = {}, totals[4] = {}, rests[4] = {};
             mma_f16(sums, running, early, late);
             mma_f16(totals, all, early, late);
+            if constexpr (!kBounded) mma_f16(rests, behind, early, late);
             decays[2 * group] = ex2_flushed(unit * totals[0]);
             decays[2 * group + 1] = ex2_flushed(unit * totals[1]);
 
@@ -147,8 +152,9 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float norm = half == 0 ? key_norm.x : key_norm.y;
-                const float grow_x = ex2_flushed(fmaf(-unit, sums[2 * half], norm));
-                const float grow_y = ex2_flushed(fmaf(-unit, sums[2 * half + 1], norm));
+                const float norm_back = half == 0 ? back_norm.x : back_norm.y;
+                const float grow_x = ex2_flushed(fmaf(-unit, sums[2 * half], norm_back));
+                const float grow_y = ex2_flushed(fmaf(-unit, sums[2 * half + 1], norm_back));
                 const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], norm));
                 const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], norm));
                 const float2 key = Pair::unpack(keys[2 * group + half]);
@@ -157,8 +163,14 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
                 key_back[2 * half] = key.x * grow_x;
                 key_back[2 * half + 1] = key.y * grow_y;
                 keys[2 * group + half] = pack_f16(key_in[2 * half], key_in[2 * half + 1]);
-                keys_out[2 * group + half] =
-                    pack_f16(key_back[2 * half] * decays[2 * group], key_back[2 * half + 1] * decays[2 * group + 1]);
+                if constexpr (kBounded) {
+                    keys_out[2 * group + half] = pack_f16(key_back[2 * half] * decays[2 * group],
+                                                          key_back[2 * half + 1] * decays[2 * group + 1]);
+                } else {
+                    const float left_x = ex2_flushed(fmaf(unit, rests[2 * half], norm));
+                    const float left_y = ex2_flushed(fmaf(unit, rests[2 * half + 1], norm));
+                    keys_out[2 * group + half] = pack_f16(key.x * left_x, key.y * left_y);
+                }
                 if constexpr (kQueries) {
                     const float2 query = Pair::unpack(queries[2 * group + half]);
                     const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
@@ -168,20 +180,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
                 }
             }
 
-            // The k index is free: slot t is channel 2t, slot t + 4 channel 2t + 1, as the lane holds them. Keys are
-            // rounded, for equal keys round alike and errors of G would add up; of queries TF32 ignores the low bits.
-            const u32 early_keys[2] = {round_tf32(key_back[0]), round_tf32(key_back[1])};
-            const u32 late_keys[2] = {round_tf32(key_back[2]), round_tf32(key_back[3])};
-            const u32 key_rows[4] = {round_tf32(key_in[0]), round_tf32(key_in[2]), round_tf32(key_in[1]),
-                                     round_tf32(key_in[3])};
-            mma_tf32(keys_low, key_rows, early_keys);
-            mma_tf32(keys_high, key_rows, late_keys);
-            if constexpr (kQueries) {
-                const u32 query_rows[4] = {__float_as_uint(query_in[0]), __float_as_uint(query_in[2]),
-                                           __float_as_uint(query_in[1]), __float_as_uint(query_in[3])};
-                mma_tf32(queries_low, query_rows, early_keys);
-                mma_tf32(queries_high, query_rows, late_keys);
-            }
+            triangles.add(key_in, key_back, query_in);
         }
         stmatrix(place + Slot::kKey, keys);
         stmatrix(gate_place, keys_out);
@@ -192,14 +191,14 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         }
     }
 
-    const float beta = (lane & 15) < length ? activated_beta(to_float(raw_beta)) : 0.0f;
+    const float beta = (lane & 15) < length ? strongest * rcp(1.0f + ex2_flushed(-kLog2E * to_float(raw_beta))) : 0.0f;
     // The solve uses nothing on or above the diagonal, so nothing is masked.
     const float beta_early = __shfl_sync(0xffffffffu, beta, g);
     const float beta_late = __shfl_sync(0xffffffffu, beta, g + 8);
     float2* lower = reinterpret_cast<float2*>(memory + Slot::kLower);
-    lower[g * 8 + t] = make_float2(keys_low[0] * beta_early, keys_low[1] * beta_early);
-    lower[(g + 8) * 8 + t] = make_float2(keys_low[2] * beta_late, keys_low[3] * beta_late);
-    lower[(g + 8) * 8 + 4 + t] = make_float2(keys_high[2] * beta_late, keys_high[3] * beta_late);
+    lower[g * 8 + t] = make_float2(triangles.keys_low[0] * beta_early, triangles.keys_low[1] * beta_early);
+    lower[(g + 8) * 8 + t] = make_float2(triangles.keys_low[2] * beta_late, triangles.keys_low[3] * beta_late);
+    lower[(g + 8) * 8 + 4 + t] = make_float2(triangles.keys_high[2] * beta_late, triangles.keys_high[3] * beta_late);
     __syncwarp();
     float solve[16];
     unit_lower_inverse(solve, reinterpret_cast<const float*>(memory + Slot::kLower), lane);
@@ -227,9 +226,9 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         const bool first = 2 * t <= g, second = 2 * t + 1 <= g;
         // Blocks (0,0), (0,1), (1,0), (1,1) of P.
         const u32 blocks[4] = {
-            pack_f16(first ? kRestored * queries_low[0] : 0.0f, second ? kRestored * queries_low[1] : 0.0f), 0,
-            pack_f16(kRestored * queries_low[2], kRestored * queries_low[3]),
-            pack_f16(first ? kRestored * queries_high[2] : 0.0f, second ? kRestored * queries_high[3] : 0.0f)};
+            pack_f16(first ? kRestored * triangles.queries_low[0] : 0.0f, second ? kRestored * triangles.queries_low[1] : 0.0f), 0,
+            pack_f16(kRestored * triangles.queries_low[2], kRestored * triangles.queries_low[3]),
+            pack_f16(first ? kRestored * triangles.queries_high[2] : 0.0f, second ? kRestored * triangles.queries_high[3] : 0.0f)};
         if constexpr (kReversed) {
             const u32 transposed[4] = {blocks[0], blocks[2], blocks[1], blocks[3]};
             stmatrix_transposed(slot + Slot::kAttend + lane * 16, transposed);
@@ -261,21 +260,20 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
     }
 
     int head = -1;
-    float rate = 0.0f;
-    const float unit = in.lower_bound * kLog2E / kGateScale;
+    const float strongest = in.beta_form == BetaForm::kLogit2 ? 2.0f : 1.0f;
+    Gates gates(in.gate_form, 1.0f, in.lower_bound);
     while (!cursor.done(work)) {
         const int length = cursor.length();
         // Of an existing token in any case, to need no branch.
         const Element raw_beta = in.beta[(cursor.token() + min(lane & 15, length - 1)) * in.heads + cursor.head];
         if (cursor.head != head) {
             head = cursor.head;
-            // Not zero, so that the -inf of a missing token stays one.
-            rate = -kLog2E * fmaxf(in.A_log != nullptr ? expf(in.A_log[head]) : 1.0f, 1e-30f);
+            gates = Gates(in.gate_form, in.A_log != nullptr ? expf(in.A_log[head]) : 1.0f, in.lower_bound);
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < kSize / 32; ++i) {
                 const i64 channel = static_cast<i64>(head) * kSize + 32 * i + lane;
-                bias[32 * i + lane] = in.dt_bias != nullptr ? rate * in.dt_bias[channel] : 0.0f;
+                bias[32 * i + lane] = in.dt_bias != nullptr ? gates.rate * in.dt_bias[channel] : 0.0f;
             }
             __syncwarp();
         }
@@ -284,12 +282,12 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
         const u32 slot = shared + place.slot * Slot::kBytes;
         wait(loaded_barrier(shared, place.slot), place.parity);
         if (length < kChunk) {
-            // A missing token has gate -inf: it decays nothing. Its k, q and beta are zero.
-            constexpr u32 kFill = Pair::kMinusInfinity;
+            // A missing token decays nothing. Its k, q and beta are zero.
+            const u32 fill = gates.missing();
             const int half = lane / 16 * Slot::kGateDistance;
             for (int row = length + lane % 16 / 8; row < kChunk; row += 2) {
                 *reinterpret_cast<uint4*>(slot_memory + Slot::kGate + half + SwizzledTile::piece(row, lane % 8)) =
-                    make_uint4(kFill, kFill, kFill, kFill);
+                    make_uint4(fill, fill, fill, fill);
             }
             __syncwarp();
         }
@@ -300,7 +298,7 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
         ahead.advance(work, kLoadAhead);
         place_ahead.advance(kLoadAhead);
         load(ahead, place_ahead);
-        prepare_chunk(slot_memory, slot, bias, rate, unit, raw_beta, length, key_norm, query_norm, lane);
+        prepare_chunk(slot_memory, slot, bias, gates, raw_beta, strongest, length, key_norm, query_norm, lane);
         fence_shared_for_wgmma();
         mbarrier_arrive(prepared_barrier(shared, place.slot));
         cursor.advance(work, kPrepareWarps);

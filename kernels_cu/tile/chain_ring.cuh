@@ -18,8 +18,6 @@
 
 // Whether queries are read and Q+ and P made.
 constexpr bool kQueries = KDA_QUERIES != 0;
-constexpr BetaForm kBetaForm = static_cast<BetaForm>(KDA_BETA_FORM);
-static_assert(kBetaForm != BetaForm::kValue, "the range of the float16 operands relies on beta in [0, 2]");
 
 constexpr int kSteps = kSize / 16;
 constexpr int kStateSize = kSize * kSize;

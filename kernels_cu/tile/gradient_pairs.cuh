@@ -32,7 +32,17 @@ struct PairBlocks {
     }
 
     __device__ void multiply(float (&d)[4], const float (&a)[4], int matrix, int along, int i, int j, int lane) const {
-        const float2 b = reinterpret_cast<const float2*>(block(matrix, along, i, j))[lane];
+        constexpr bool kAll[2] = {true, true};
+        multiply(d, a, matrix, along, i, j, kAll, lane);
+    }
+
+    // counts: whether the lane's two elements do; elements (g, 2t) and (g, 2t + 1) along the columns, (2t, g) and
+    // (2t + 1, g) along the rows.
+    __device__ void multiply(float (&d)[4], const float (&a)[4], int matrix, int along, int i, int j,
+                             const bool (&counts)[2], int lane) const {
+        float2 b = reinterpret_cast<const float2*>(block(matrix, along, i, j))[lane];
+        if (!counts[0]) b.x = 0.0f;
+        if (!counts[1]) b.y = 0.0f;
         const u32 rows[4] = {__float_as_uint(a[0]), __float_as_uint(a[2]), __float_as_uint(a[1]),
                              __float_as_uint(a[3])};
         const u32 columns[2] = {__float_as_uint(b.x), __float_as_uint(b.y)};

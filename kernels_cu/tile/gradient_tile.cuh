@@ -202,14 +202,13 @@ __device__ void convert_out(unsigned char* memory, const float* factors) {
     }
 }
 
-// A missing token has gate -inf: it decays nothing.
-__device__ void fill_gates(unsigned char* memory, int tokens) {
+// A missing token's gates, two at a time, which decay nothing.
+__device__ void fill_gates(unsigned char* memory, int tokens, u32 missing) {
     for (int i = threadIdx.x; i < (kTileTokens - tokens) * 16; i += kThreads) {
         const int row = tokens + i / 16, piece = i % 16;
-        constexpr u32 kFill = Pair::kMinusInfinity;
         *reinterpret_cast<uint4*>(memory + Tile::kGate + row / 16 * Tile::kChunkBytes +
                                   piece / 8 * SwizzledTile::kBytes + SwizzledTile::piece(row % 16, piece % 8)) =
-            make_uint4(kFill, kFill, kFill, kFill);
+            make_uint4(missing, missing, missing, missing);
     }
 }
 

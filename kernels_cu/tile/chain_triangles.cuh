@@ -1,0 +1,137 @@
+// The two triangles of a chunk, on the tensor cores in TF32, for tile/chain_prepare.cuh.
+//
+//   G_ij = sum_c k_i k_j e^(gamma_i - gamma_j) for j < i,  P_ij likewise with q_i, and for j = i
+//
+// Where a shared factor spans the chunk's decays it is one product, (k e^gamma) (k e^-gamma)^T. Where not, the pairs are
+// dealt to levels: of two neighbouring blocks of 8, 4, 2 or 1 tokens, rows of the second meet columns of the first, and
+// both take their decays from where the blocks meet, so that no factor exceeds 1.
+#pragma once
+
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_tf32.cuh"
+#include "tile/chain_gate.cuh"
+#include "tile/chain_ring.cuh"
+#include "tile/general_mma.cuh"
+#include "tile/token_levels.cuh"
+
+// Whether a channel of the slot decays by more than a shared factor spans. bias: of all channels, scaled.
+__device__ bool is_deep(u32 slot, const Gates& head, const float* bias, int lane) {
+    const u32 gate = slot + Slot::kGate + SwizzledTile::rows_first(lane);
+    const auto fetch = [&](u32 (&raw)[4], int step) {
+        ldmatrix_transposed(raw, SwizzledTile::step(gate, step, Slot::kGateDistance));
+    };
+    const auto bias_of = [&](int step, int group) { return bias[16 * step + 8 * group + (lane >> 2)]; };
+    // The strongest single decay first: it takes one gate a lane.
+    float most = -infinity();
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+        u32 raw[4];
+        fetch(raw, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 g = Pair::unpack(raw[i]);
+            const float channel_bias = bias_of(step, i / 2);
+            const float x = fmaf(g.x, head.rate, channel_bias), y = fmaf(g.y, head.rate, channel_bias);
+            most = fmaxf(most, head.is_log ? fmaxf(-x, -y) : fmaxf(x, y));
+        }
+    }
+    const float strongest = head.units(head.is_log ? -most : most);
+    if (!__any_sync(0xffffffffu, kChunk * strongest > kMostOfSharedFactor)) return false;
+    bool deep = false;
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+        u32 raw[4];
+        fetch(raw, step);
+#pragma unroll
+        for (int group = 0; group < 2; ++group) {
+            constexpr u32 kOnes = 0x3c003c00u;
+            const u32 all[4] = {kOnes, kOnes, kOnes, kOnes};
+            float totals[4] = {};
+            mma_f16(totals, all, head.pair(raw[2 * group], bias_of(step, group)),
+                    head.pair(raw[2 * group + 1], bias_of(step, group)));
+            deep = deep || totals[0] > kMostOfSharedFactor || totals[1] > kMostOfSharedFactor;
+        }
+    }
+    return __any_sync(0xffffffffu, deep);
+}
+
+// Accumulators of G and P: columns 0 to 7 and 8 to 15. Elements where none should be are not masked.
+struct Triangles {
+    float keys_low[4] = {}, keys_high[4] = {}, queries_low[4] = {}, queries_high[4] = {};
+
+    // Products over 8 channels. Of each: column pair 2t, 2t + 1 of rows g, then of rows g + 8.
+    __device__ void add(const float (&key_in)[4], const float (&key_back)[4], const float (&query_in)[4]) {
+        // The k index is free: slot t is channel 2t, slot t + 4 channel 2t + 1, as the lane holds them. Keys are
+        // rounded, for equal keys round alike and errors of G would add up; of queries TF32 ignores the low bits.
+        const u32 early_keys[2] = {round_tf32(key_back[0]), round_tf32(key_back[1])};
+        const u32 late_keys[2] = {round_tf32(key_back[2]), round_tf32(key_back[3])};
+        const u32 key_rows[4] = {round_tf32(key_in[0]), round_tf32(key_in[2]), round_tf32(key_in[1]),
+                                 round_tf32(key_in[3])};
+        mma_tf32(keys_low, key_rows, early_keys);
+        mma_tf32(keys_high, key_rows, late_keys);
+        if constexpr (kQueries) {
+            const u32 query_rows[4] = {__float_as_uint(query_in[0]), __float_as_uint(query_in[2]),
+                                       __float_as_uint(query_in[1]), __float_as_uint(query_in[3])};
+            mma_tf32(queries_low, query_rows, early_keys);
+            mma_tf32(queries_high, query_rows, late_keys);
+        }
+    }
+
+    // All of the slot's raw tokens, level by level.
+    __device__ void multiply_deep(u32 slot, const Gates& head, const float* bias, float2 key_norm, float2 query_ratio,
+                                  int lane) {
+        const int g = lane >> 2, t = lane & 3;
+        const u32 fragment = slot + SwizzledTile::rows_first(lane);
+        // The last level is each query with its own key.
+#pragma unroll 1
+        for (int size = kChunk / 2; size >= (kQueries ? 0 : 1); size = size > 1 ? size / 2 : size - 1) {
+            const TokenLevel level = {size};
+            const u32 ranges[4] = {level.range(g, 2 * t), level.range(g + 8, 2 * t), level.range(g, 8 + 2 * t),
+                                   level.range(g + 8, 8 + 2 * t)};
+            Triangles part;
+#pragma unroll 1
+            for (int step = 0; step < kSteps; ++step) {
+                const u32 place = SwizzledTile::step(fragment, step, Slot::kKeyDistance);
+                u32 gates[4], keys[4], queries[4];
+                ldmatrix_transposed(gates, SwizzledTile::step(fragment, step, Slot::kGateDistance) + Slot::kGate);
+                ldmatrix(keys, place + Slot::kKey);
+                if constexpr (kQueries) ldmatrix(queries, place + Slot::kQuery);
+#pragma unroll
+                for (int group = 0; group < 2; ++group) {
+                    const float channel_bias = bias[16 * step + 8 * group + g];
+                    float sums[4] = {}, key[4], query[4];
+                    mma_f16(sums, ranges, head.pair(gates[2 * group], channel_bias),
+                            head.pair(gates[2 * group + 1], channel_bias));
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const float norm = half == 0 ? key_norm.x : key_norm.y;
+                        const float fall_x = ex2_flushed(fmaf(head.unit, sums[2 * half], norm));
+                        const float fall_y = ex2_flushed(fmaf(head.unit, sums[2 * half + 1], norm));
+                        const float2 x = Pair::unpack(keys[2 * group + half]);
+                        key[2 * half] = x.x * fall_x;
+                        key[2 * half + 1] = x.y * fall_y;
+                        if constexpr (kQueries) {
+                            const float2 y = Pair::unpack(queries[2 * group + half]);
+                            const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
+                            query[2 * half] = y.x * fall_x * ratio;
+                            query[2 * half + 1] = y.y * fall_y * ratio;
+                        }
+                    }
+                    part.add(key, key, query);
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = g + 8 * (e / 2), column = 2 * t + e % 2;
+                if (level.meets(row, column)) {
+                    keys_low[e] += part.keys_low[e];
+                    queries_low[e] += part.queries_low[e];
+                }
+                if (level.meets(row, column + 8)) {
+                    keys_high[e] += part.keys_high[e];
+                    queries_high[e] += part.queries_high[e];
+                }
+            }
+        }
+    }
+};

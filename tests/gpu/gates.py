@@ -1,0 +1,22 @@
+"""Cases of the gates `softplus` and `log` by how far a token decays."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from kda_engine import cases
+
+
+def gated(form, reach, dtype, **sizes):
+    """Case "strong" with log decays from -1e-6 to -reach, of every size equally many; one head stays below 1e-3."""
+    case = cases.make("strong", dtype=dtype, K=128, V=128, **sizes)
+    random = np.random.default_rng(int(reach * 10))
+    decay = 10 ** random.uniform(-6, np.log10(reach), case.g.shape)
+    decay[:, 0] = np.minimum(decay[:, 0], 1e-3)
+    options = replace(case.options, gate=form)
+    if form == "log":
+        return replace(case, g=(-decay).astype(case.g.dtype), A_log=None, dt_bias=None, options=options)
+    # softplus(x) = y at x = y + log(1 - e^-y).
+    y = decay / np.exp(case.A_log)[:, None]
+    return replace(case, g=(y + np.log(-np.expm1(-y)) - case.dt_bias).astype(case.g.dtype), options=options)
+
