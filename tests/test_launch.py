@@ -65,7 +65,7 @@ def test_no_blocks_and_too_many(device):
 def test_prepared_arguments_are_each_their_own(device):
     kernel = KERNELS["sm90_chain"]
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
-    fixed = ("pieces", "items", "key_heads", "heads", "lower_bound", "scale")
+    fixed = ("pieces", "items", "key_heads", "heads", "gate_form", "beta_form", "lower_bound", "scale")
     changing = {name: x for name, x in given.items() if name not in fixed}
     order = tuple(reversed(changing))
     first = {name: given[name] for name in fixed}
@@ -120,6 +120,7 @@ def variations(device):
     yield "lower bound", x | {"options": replace(OPTIONS, lower_bound=-2.0)}
     yield "scale", x | {"options": replace(OPTIONS, scale=0.25)}
     yield "beta", x | {"options": replace(OPTIONS, beta="logit2")}
+    yield "gate", x | {"options": replace(OPTIONS, gate="softplus")}
     yield "certified", x | {"options": replace(OPTIONS, tolerance=1e-6)}
     yield "tolerance", x | {"options": replace(OPTIONS, tolerance=1e-3)}
     yield "type", float16

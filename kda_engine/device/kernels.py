@@ -134,10 +134,12 @@ def decay_variant(element):
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
 
 
-def gradients_variant(element, bounded):
-    """The variant of `sm90_gradients` for an element type, for the `lower_bound` gate or the two others."""
+def gradients_variant(element, bounded, grouped):
+    """The variant of `sm90_gradients` for an element type; bounded: for the `lower_bound` gate, else for the two others;
+    grouped: for more value heads than key heads.
+    """
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_BOUNDED", int(bounded)),
-                    ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
+                    ("KDA_GROUPED", int(grouped)), ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
 
 
 def products_variant(width, warpgroups):
@@ -329,10 +331,10 @@ KERNELS = {
             "sm90_gradients", "kernels/sm90_gradients.cu",
             _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
                       "d_tokens", "d_units", "tiles")
-            + _integers("heads", "gate_form", "beta_form") + _reals("lower_bound", "scale")
+            + _integers("key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale")
             + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
-            variants=_hopper(*(gradients_variant(element, bounded) for element in CHAIN_ELEMENTS
-                               for bounded in (True, False))),
+            variants=_hopper(*(gradients_variant(element, bounded, grouped) for element in CHAIN_ELEMENTS
+                               for bounded in (True, False) for grouped in (False, True))),
             threads=lambda variant: 256,
             shared=lambda variant: GRADIENTS_SHARED,
             blocks=lambda a: a["count"] * a["heads"],

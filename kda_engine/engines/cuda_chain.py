@@ -44,8 +44,7 @@ def is_bounded(options):
 def forward(problem, options, initial_state, save):
     """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32, ChainSaved or None).
 
-    initial_state: the true ones, None for zeros. Nothing is saved where the backward has another path, or the records
-    would take too much memory.
+    initial_state: the true ones, None for zeros. Nothing is saved where the records would take too much memory.
     """
     certified = options.skip == "certified"
     plan = plan_for(problem, certified)
@@ -62,7 +61,7 @@ def forward(problem, options, initial_state, save):
         chain(problem, options, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
         fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
     records = None
-    if save and problem.heads == problem.value_heads:
+    if save:
         records = make_records(problem, plan, FORWARD_UNITS)
     chain(problem, options, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
           None, None, out, final_state, records)

@@ -19,18 +19,30 @@ def backward(problem, options, saved, d_out, d_final_state):
     d_initial_state = problem.empty_states()
     _sweep(problem, options, plan.backward.sweep, plan.columns, d_out, d_final_state,
            None if scratch is None else scratch.carried, None, d_initial_state, records)
-    token_arrays = ("q", "k", "v", "g", "beta")
-    gradients = {f"d{name}": cupy.empty_like(getattr(problem, name)) for name in token_arrays}
+    gradients = {f"d{name}": cupy.empty_like(getattr(problem, name)) for name in ("v", "g", "beta")}
+    group = problem.value_heads // problem.heads
+    # Of each value head where several share a key head: their sum is rounded once.
+    shares = {f"d{name}": cupy.empty_like(x) if group == 1 else cupy.empty(problem.g.shape, "f4")
+              for name, x in (("q", problem.q), ("k", problem.k))}
     of_bias = cupy.empty((plan.tiles.count, problem.value_heads, problem.K), "f4")
     of_rate = cupy.empty((plan.tiles.count, problem.value_heads, 8), "f4")
-    launch("sm90_gradients", gradients_variant(problem.element, is_bounded(options)), problem.target, count=plan.tiles.count,
-           q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
-           d_out=d_out, states=saved.records.states, tokens=saved.records.tokens, units=saved.records.units,
+    launch("sm90_gradients", gradients_variant(problem.element, is_bounded(options), group > 1), problem.target,
+           count=plan.tiles.count, q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log,
+           dt_bias=problem.dt_bias, d_out=d_out, states=saved.records.states, tokens=saved.records.tokens, units=saved.records.units,
            d_states=records.states, d_tokens=records.tokens, d_units=records.units, tiles=plan.tiles.rows,
-           heads=problem.value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
-           lower_bound=options.lower_bound, scale=options.scale_for(problem.K), d_bias=of_bias, d_rate=of_rate, **gradients)
-    return Gradients(**gradients, dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
+           key_heads=problem.heads, heads=problem.value_heads, gate_form=GATES.index(options.gate),
+           beta_form=BETAS.index(options.beta), lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
+           d_bias=of_bias, d_rate=of_rate, **gradients, **shares)
+    return Gradients(**gradients, **_summed(shares, problem.q, group), dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
                      ddt_bias=of_bias.sum(axis=0, dtype="f8"), d_initial_state=d_initial_state)
+
+
+def _summed(shares, like, group):
+    """dq and dk by key head, [T,H,K] of like's type, from those by value head."""
+    if group == 1:
+        return shares
+    T, H, K = like.shape
+    return {name: x.reshape(T, H, group, K).sum(axis=2).astype(like.dtype) for name, x in shares.items()}
 
 
 def summarise(problem, options, d_out, d_final_state):

@@ -1,21 +1,26 @@
-// All gradients of the tokens of a tile of 32 (two chunks), from what the two chains left: for what sm90_chain.cu takes
-// with as many value heads as key heads.
+// All gradients of the tokens of a tile of 32 (two chunks), from what the two chains left: for what sm90_chain.cu takes.
 //
-//   dV = Diag(beta) X,  dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')     (S before, dS' behind the tile)
+//   with S before, dS' behind the tile:
+//   dV = Diag(beta) X,  dQ+ = scale dO S^T,  dK+ = -dV S^T,  dKr = U dS'^T,  d total = rowsum(S * dS')
 //   dP = tril(scale dO U^T),  dG = -tril(dV U^T, -1),  dbeta_i = X_i . U_i / beta_i
 //   dq^_i = e^gamma_i dQ+_i + sum_j dP_ij e^(gamma_i - gamma_j) k^_j,  and so on for k^ as row and as column
 //   dgamma = q^ * dq^ + k^ * (its row part - its column part),  then through gate, beta and norm
 //
 // gamma counts from the tile's start. Within a chunk, decays are factors around its middle: e^(gamma - m) and
-// e^(m - gamma) with m half the chunk's total, at most 40 nats either way with lower_bound >= -5. Between the chunks a
-// channel has the factor e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands
-// that the tensor cores saw with what they returned, so that a pair that does not span a token cancels there.
+// e^(m - gamma) with m half the chunk's total, at most 40 nats either way. Between the chunks a channel has the factor
+// e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands that the tensor cores saw
+// with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/chain_gate.cuh):
+// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/gradient_deep.cuh).
 //
-// In:  q, k, g, d_out [T,H,128], beta [T,H] of one 16-bit type, 16-byte aligned; A_log [H], dt_bias [H,128] float32 or
-//      null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of sm90_backward_chain
+// KDA_GROUPED 1: with more value heads than key heads, of which each has as many; the shares of dq and dk by value head
+// are then left in float32.
+//
+// In:  q, k [T,H,128], g, d_out [T,HV,128], beta [T,HV] of one 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128]
+//      float32 or null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of sm90_backward_chain
 //      (d_states, d_tokens, d_units); tiles: the tile table.
-// Out: dq, dk, dv, dg [T,H,128], dbeta [T,H] of the inputs' type; d_bias [tiles,H,128], d_rate [tiles,H,8] float32: the
-//      tile's sums of the gradients of dt_bias and, by 16 channels, of A_log. Written.
+// Out: dv, dg [T,HV,128], dbeta [T,HV] of the inputs' type; dq, dk [T,H,128] of that type or, if KDA_GROUPED is 1,
+//      [T,HV,128] float32; d_bias [tiles,HV,128], d_rate [tiles,HV,8] float32: the tile's sums of the gradients of dt_bias
+//      and, by 16 channels, of A_log. Written.
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
@@ -29,6 +34,7 @@
 namespace {
 
 constexpr u32 kAllLanes = 0xffffffffu;
+constexpr bool kGrouped = KDA_GROUPED != 0;
 
 // A lane's ldmatrix address in a token record, for value columns 16 step on and 16 tokens of a chunk: matrices (value
 // columns 0-7, tokens 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
@@ -66,6 +72,18 @@ __device__ void pack_channels(u32 (&packed)[2][4], const ChannelTokens& x) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             packed[n / 2][n % 2 + 2 * half] = Pair::pack(x[n][2 * half], x[n][2 * half + 1]);
+        }
+    }
+}
+
+// A lane's elements to float32 rows, `stride` apart; to: those of its channel g and the first token.
+__device__ void store_channels(float* to, const ChannelTokens& x, i64 stride, int tokens, int lane) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int token = 8 * n + 2 * (lane & 3) + e % 2;
+            if (token < tokens) to[token * stride + 8 * (e / 2)] = x[n][e];
         }
     }
 }
@@ -308,9 +326,9 @@ __device__ float warp_sum(float x) {
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
                    const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
-                   const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles, int heads,
-                   int gate_form, int beta_form, float lower_bound, float scale, Element* dq, Element* dk, Element* dv,
-                   Element* dg, Element* dbeta, float* d_bias, float* d_rate) {
+                   const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles,
+                   int key_heads, int heads, int gate_form, int beta_form, float lower_bound, float scale,
+                   void* dq, void* dk, Element* dv, Element* dg, Element* dbeta, float* d_bias, float* d_rate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
     float* norms = reinterpret_cast<float*>(memory + Tile::kNorms);
@@ -321,6 +339,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const i64 tile_and_head = blockIdx.x;
     const TilePlace place = tiles[blockIdx.x / heads];
     const i64 offset = (place.token * heads + head) * kSize, stride = static_cast<i64>(heads) * kSize;
+    const int key_head = kGrouped ? head / (heads / key_heads) : head;
+    const i64 key_stride = kGrouped ? static_cast<i64>(key_heads) * kSize : stride;
+    const i64 key_offset = kGrouped ? place.token * key_stride + key_head * kSize : offset;
 
     // Asked for early: of channels g and g + 8 of the warp's 16.
     const int channel = 16 * warp + (lane >> 2);
@@ -333,8 +354,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
 
     if (threadIdx.x == 0) load_records(shared, TileRecords(states, tokens, d_states, d_tokens, tile_and_head));
-    load_tokens(shared + Tile::kKey, k + offset, stride, place.tokens);
-    load_tokens(shared + Tile::kQuery, q + offset, stride, place.tokens);
+    load_tokens(shared + Tile::kKey, k + key_offset, key_stride, place.tokens);
+    load_tokens(shared + Tile::kQuery, q + key_offset, key_stride, place.tokens);
     load_tokens(shared + Tile::kOut, d_out + offset, stride, place.tokens);
     load_tokens(shared + Tile::kGate, g + offset, stride, place.tokens);
     cp_async_commit();
@@ -620,7 +641,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         along_rows[threadIdx.x] = sum;
     }
     __syncthreads();
-    const auto through_norm = [&](ChannelTokens& d, const ChannelTokens& x, int kind, float factor, int tile) {
+    const auto through_norm = [&](ChannelTokens& d, const ChannelTokens& x, int kind, float factor, int tile,
+                                  void* shares) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const float2 r = reinterpret_cast<const float2*>(norms + kind * kTileTokens)[4 * n + t];
@@ -631,17 +653,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                 d[n][e] = norm * factor * (d[n][e] - x[n][e] * sum);
             }
         }
-        u32 packed[2][4];
-        pack_channels(packed, d);
-        stmatrix_transposed(shared + tile + own_columns, packed[0]);
-        stmatrix_transposed(shared + tile + Tile::kChunkBytes + own_columns, packed[1]);
+        if constexpr (kGrouped) {
+            store_channels(static_cast<float*>(shares) + offset + channel, d, stride, place.tokens, lane);
+        } else {
+            u32 packed[2][4];
+            pack_channels(packed, d);
+            stmatrix_transposed(shared + tile + own_columns, packed[0]);
+            stmatrix_transposed(shared + tile + Tile::kChunkBytes + own_columns, packed[1]);
+        }
     };
-    through_norm(products.d_key, key, 0, 1.0f, Tile::kKey);
-    through_norm(products.d_query, query, 1, scale, Tile::kQuery);
+    through_norm(products.d_key, key, 0, 1.0f, Tile::kKey, dk);
+    through_norm(products.d_query, query, 1, scale, Tile::kQuery, dq);
     __syncthreads();
 
-    store_tokens(memory + Tile::kKey, dk + offset, stride, place.tokens);
-    store_tokens(memory + Tile::kQuery, dq + offset, stride, place.tokens);
+    if constexpr (!kGrouped) {
+        store_tokens(memory + Tile::kKey, static_cast<Element*>(dk) + offset, stride, place.tokens);
+        store_tokens(memory + Tile::kQuery, static_cast<Element*>(dq) + offset, stride, place.tokens);
+    }
     store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
     store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
     if (threadIdx.x < place.tokens) {

@@ -7,12 +7,15 @@ import numpy as np
 from kda_engine import cases
 
 
-def gated(form, reach, dtype, **sizes):
-    """Case "strong" with log decays from -1e-6 to -reach, of every size equally many; one head stays below 1e-3."""
+def gated(form, reach, dtype, least=0.0, **sizes):
+    """Case "strong" with log decays from -1e-6 to -reach, of every size equally many, but one head stays below 1e-3; all
+    of them beyond -least.
+    """
     case = cases.make("strong", dtype=dtype, K=128, V=128, **sizes)
     random = np.random.default_rng(int(reach * 10))
     decay = 10 ** random.uniform(-6, np.log10(reach), case.g.shape)
     decay[:, 0] = np.minimum(decay[:, 0], 1e-3)
+    decay += least
     options = replace(case.options, gate=form)
     if form == "log":
         return replace(case, g=(-decay).astype(case.g.dtype), A_log=None, dt_bias=None, options=options)

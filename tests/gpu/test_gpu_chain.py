@@ -17,7 +17,8 @@ pytestmark = pytest.mark.usefixtures("needs_hopper")
 DTYPES = ("bfloat16", "float16")
 NAMES = ("packed", "ragged", "tokens-61", "empty-runs", "many-short", "no-states", "lower_bound-logit2", "mild-bound",
          "scale", "grouped-heads", "no-parameters", "heads-differ", "saturated", "vanishing", "zero-keys",
-         "zero-queries", "equal-keys-reflecting", "relay", "strong", "weak", "repeat")
+         "zero-queries", "equal-keys-reflecting", "relay", "strong", "weak", "repeat", "softplus-logit", "log-logit2",
+         "one-key-head", "no-dt_bias", "saturated-softplus", "thousands")
 
 
 def tuned(case):
