@@ -237,6 +237,8 @@ struct StateProducts {
 
 // A token that decays by more than e^-8 has a gradient so small that it would drown in the rounding of sums that cancel.
 constexpr float kMostOfSharedSum = 8.0f * kLog2E * kGateScale;
+// What factors around the middle of a chunk span.
+constexpr float kMostOfSharedFactor = 80.0f * kLog2E * kGateScale;
 
 // The largest of eight float16.
 __device__ float largest_half(const u32 (&packed)[4]) {

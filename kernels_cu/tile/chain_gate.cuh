@@ -16,10 +16,6 @@ constexpr bool kBounded = KDA_BOUNDED != 0;
 constexpr float kGateScale = kBounded ? 1024.0f : 512.0f;
 constexpr float kMostOfToken = 65000.0f;
 
-// Chunks whose channels decay by less than e^-80 can take their decays as factors around one place of the chunk, which
-// float32 and TF32 hold. A bounded gate with lower_bound >= -5 always can.
-constexpr float kMostOfSharedFactor = 80.0f * kLog2E * kGateScale;
-
 // The gates of one head. g and dt_bias enter with the factor `rate`.
 struct Gates {
     float rate;

@@ -2,8 +2,8 @@
 //
 //   gamma_i = sum of the log decays up to token i,  K+ = k e^gamma,  K- = k e^-gamma,  Q+ = q e^gamma
 //   G = tril(K+ K-^T, -1),  P = tril(Q+ K-^T),  N = (I + Diag(beta) G)^-1,  Kr = K- e^gamma_C
-//   The shared factor e^-gamma spans 80 nats at most; the triangles of a chunk that decays by more are made otherwise
-//   (tile/chain_triangles.cuh).
+//   The triangles take their decays as factors (tile/chain_triangles.cuh): from the chunk's start with a bounded gate,
+//   which spans 80 nats at most; else from the chunk's middle, and level by level where that spans too much.
 //
 // N and P are left in a slot as they stand, or (kReversed) transposed.
 #pragma once
@@ -111,21 +111,27 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
     const u32 running[4] = {triangle, 0x3c003c00u, 0u, triangle};
     const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
-    // Row i: the tokens behind i.
-    const u32 behind[4] = {triangle ^ 0x3c003c00u, 0u, 0x3c003c00u, triangle ^ 0x3c003c00u};
 
     // Q+ leaves with q's own norm though its exponential carries k's.
     const float2 query_ratio =
         make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
 
     Triangles triangles;
-    // What K- has for norms: nothing of it is to count where the triangles have been made.
-    float2 back_norm = key_norm;
-    if (!kBounded && is_deep(slot, head, bias, lane)) {
-        triangles.multiply_deep(slot, head, bias, key_norm, query_ratio, lane);
-        back_norm = make_float2(-infinity(), -infinity());
-    }
     const float unit = head.unit;
+    // Unbounded: sums for what goes back from a chunk's place, and how many of its units, up to that place, a channel has.
+    bool deep = false;
+    u32 back[4];
+    float back_unit, place_unit;
+    if constexpr (!kBounded) {
+        deep = is_deep(slot, head, bias, lane);
+        if (deep) triangles.multiply_deep(slot, head, bias, key_norm, query_ratio, lane);
+        // Row i sums the tokens behind i to the chunk's end, or those up to i to be taken from what is before the middle.
+        const u32 later = triangle ^ 0x3c003c00u;
+        back[0] = deep ? later : running[0], back[1] = deep ? 0u : running[1];
+        back[2] = deep ? 0x3c003c00u : running[2], back[3] = deep ? later : running[3];
+        back_unit = deep ? unit : -unit;
+        place_unit = deep ? 0.0f : 0.5f * unit;
+    }
 #pragma unroll kPrepareUnroll
     for (int step = 0; step < kSteps; ++step) {
         const u32 place = SwizzledTile::step(fragment, step, Slot::kKeyDistance);
@@ -140,47 +146,51 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
             const float channel_bias = bias[16 * step + 8 * group + g];
             const u32 early = head.pair(gates[2 * group], channel_bias);
             const u32 late = head.pair(gates[2 * group + 1], channel_bias);
-            float sums[4] = {}, totals[4] = {}, rests[4] = {};
+            float sums[4] = {}, totals[4] = {}, backs[4] = {};
             mma_f16(sums, running, early, late);
             mma_f16(totals, all, early, late);
-            if constexpr (!kBounded) mma_f16(rests, behind, early, late);
             decays[2 * group] = ex2_flushed(unit * totals[0]);
             decays[2 * group + 1] = ex2_flushed(unit * totals[1]);
+            // log2 decay up to the place that factors count from, and what is left of it to the chunk's end.
+            float2 middle = make_float2(0.0f, 0.0f), rest = make_float2(decays[2 * group], decays[2 * group + 1]);
+            if constexpr (!kBounded) {
+                mma_f16(backs, back, early, late);
+                middle = make_float2(place_unit * totals[0], place_unit * totals[1]);
+                rest = make_float2(ex2_flushed(middle.x), ex2_flushed(middle.y));
+            }
 
             // Column pair 2t, 2t + 1 of rows g (half 0) and g + 8 (half 1).
             float key_in[4], key_back[4], query_in[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float norm = half == 0 ? key_norm.x : key_norm.y;
-                const float norm_back = half == 0 ? back_norm.x : back_norm.y;
-                const float grow_x = ex2_flushed(fmaf(-unit, sums[2 * half], norm_back));
-                const float grow_y = ex2_flushed(fmaf(-unit, sums[2 * half + 1], norm_back));
-                const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], norm));
-                const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], norm));
+                const float* from = kBounded ? sums : backs;
+                const float grow_unit = kBounded ? -unit : back_unit;
+                // Not with a middle of 0 where there is none: the compiler could not leave out the sum.
+                const float2 up = kBounded ? make_float2(norm, norm) : make_float2(norm + middle.x, norm + middle.y);
+                const float2 down = kBounded ? make_float2(norm, norm) : make_float2(norm - middle.x, norm - middle.y);
+                const float grow_x = ex2_flushed(fmaf(grow_unit, from[2 * half], up.x));
+                const float grow_y = ex2_flushed(fmaf(grow_unit, from[2 * half + 1], up.y));
+                const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], down.x));
+                const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], down.y));
                 const float2 key = Pair::unpack(keys[2 * group + half]);
                 key_in[2 * half] = key.x * fall_x;
                 key_in[2 * half + 1] = key.y * fall_y;
                 key_back[2 * half] = key.x * grow_x;
                 key_back[2 * half + 1] = key.y * grow_y;
-                keys[2 * group + half] = pack_f16(key_in[2 * half], key_in[2 * half + 1]);
-                if constexpr (kBounded) {
-                    keys_out[2 * group + half] = pack_f16(key_back[2 * half] * decays[2 * group],
-                                                          key_back[2 * half + 1] * decays[2 * group + 1]);
-                } else {
-                    const float left_x = ex2_flushed(fmaf(unit, rests[2 * half], norm));
-                    const float left_y = ex2_flushed(fmaf(unit, rests[2 * half + 1], norm));
-                    keys_out[2 * group + half] = pack_f16(key.x * left_x, key.y * left_y);
-                }
+                // To the place from the chunk's start: with a bound it is the start.
+                const float2 whole = kBounded ? make_float2(1.0f, 1.0f) : rest;
+                keys[2 * group + half] = pack_f16(whole.x * key_in[2 * half], whole.y * key_in[2 * half + 1]);
+                keys_out[2 * group + half] = pack_f16(rest.x * key_back[2 * half], rest.y * key_back[2 * half + 1]);
                 if constexpr (kQueries) {
                     const float2 query = Pair::unpack(queries[2 * group + half]);
                     const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
                     query_in[2 * half] = query.x * fall_x * ratio;
                     query_in[2 * half + 1] = query.y * fall_y * ratio;
-                    queries[2 * group + half] = pack_f16(query_in[2 * half], query_in[2 * half + 1]);
+                    queries[2 * group + half] = pack_f16(whole.x * query_in[2 * half], whole.y * query_in[2 * half + 1]);
                 }
             }
-
-            triangles.add(key_in, key_back, query_in);
+            if (kBounded || !deep) triangles.add(key_in, key_back, query_in);
         }
         stmatrix(place + Slot::kKey, keys);
         stmatrix(gate_place, keys_out);

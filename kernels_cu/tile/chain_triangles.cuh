@@ -2,7 +2,8 @@
 //
 //   G_ij = sum_c k_i k_j e^(gamma_i - gamma_j) for j < i,  P_ij likewise with q_i, and for j = i
 //
-// Where a shared factor spans the chunk's decays it is one product, (k e^gamma) (k e^-gamma)^T. Where not, the pairs are
+// Where a shared factor spans the chunk's decays it is one product, (k e^(gamma - m)) (k e^(m - gamma))^T with some m for
+// each channel. Where not, the pairs are
 // dealt to levels: of two neighbouring blocks of 8, 4, 2 or 1 tokens, rows of the second meet columns of the first, and
 // both take their decays from where the blocks meet, so that no factor exceeds 1.
 #pragma once
@@ -13,6 +14,9 @@
 #include "tile/chain_ring.cuh"
 #include "tile/general_mma.cuh"
 #include "tile/token_levels.cuh"
+
+// Units of a chunk's decay: float32 and TF32 hold e^-80 and e^80, beside a reciprocal norm up to 10^3.
+constexpr float kMostOfSharedFactor = 160.0f * kLog2E * kGateScale;
 
 // Whether a channel of the slot decays by more than a shared factor spans. bias: of all channels, scaled.
 __device__ bool is_deep(u32 slot, const Gates& head, const float* bias, int lane) {
