@@ -40,7 +40,7 @@ def test_page_and_record(tmp_path, capsys):
     assert [line.split(" | ")[0] for line in lines] == [
         "| forward 40x1 strong", "| forward+backward 40x1 strong", "| forward 2x17x2 strong",
         "| forward+backward 2x17x2 strong"]
-    assert "all: engine numpy, cache cold, launch direct, skip exact" in out and "load average" in out
+    assert "all: gate lower_bound, engine numpy, cache cold, launch direct, skip exact" in out and "load average" in out
     record = read_record(path)
     assert record["mode"] == "engine" and record["machine"]["threads"] >= 1 and record["provenance"]["engine_version"]
     assert record["ceilings"] == {"bandwidth": 1e10, "matrix_rate": 1e11}
@@ -105,6 +105,20 @@ def test_a_peer_is_measured_in_turn_and_its_distance_shown(tmp_path, capsys, mon
     row, = read_record(path)["rows"]
     assert set(row["samples"]) == {OURS, CONTROL, "half"} and row["peer_errors"]["half"] == pytest.approx(0.5)
     assert "half ms | half / ours | half from ours" in capsys.readouterr().out
+
+
+def test_every_gate_is_measured_and_peers_where_they_have_it(tmp_path, capsys, monkeypatch):
+    def bounded(inputs, cu_seqlens, options):
+        call = lambda: (kda.forward(**inputs, cu_seqlens=cu_seqlens, options=options, engine="numpy").out[None],)
+        return call if options.gate == "lower_bound" else None
+
+    monkeypatch.setattr(Host, "peers", lambda self: {"bounded": bounded})
+    path = tmp_path / "record.json"
+    assert bench("--shape", "40x1", "--gate", "softplus", "log", "lower_bound", "--samples", 2, "--output", path) == 0
+    rows = {row["case"]["gate"]: row for row in read_record(path)["rows"]}
+    assert {gate: "bounded" in row["samples"] for gate, row in rows.items()} == {
+        "softplus": False, "log": False, "lower_bound": True}
+    assert "| forward 40x1 strong softplus |" in capsys.readouterr().out
 
 
 def test_a_peers_result_may_be_of_another_array_library():

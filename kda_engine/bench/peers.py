@@ -1,6 +1,7 @@
-"""Other implementations, where they are installed: each takes our inputs and returns a call to be timed.
+"""Other implementations, where they are installed: each takes our inputs and returns a call to be timed, or None where
+it has not the gate.
 
-They get what they want in the form they want it, prepared outside the timed call. The gate must be `lower_bound`.
+They get what they want in the form they want it, prepared outside the timed call.
 """
 
 import cupy
@@ -27,14 +28,17 @@ def fla(inputs, cu_seqlens, options):
     q, k, v, g, beta = (sixteen_bit(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
     A_log, dt_bias, state = (torch.from_dlpack(inputs[name]) for name in ("A_log", "dt_bias", "initial_state"))
     bounds = torch.from_numpy(cu_seqlens).cuda()
+    gate = {"lower_bound": {"safe_gate": True, "lower_bound": options.lower_bound}, "softplus": {}}.get(options.gate)
+    if gate is None:
+        gate = {"use_gate_in_kernel": False}
+    else:
+        gate |= {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias.flatten()}
 
     def call():
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):
             return chunk_kda(
                 q, k, v, g, beta, scale=options.scale_for(q.shape[-1]), initial_state=state, output_final_state=True,
-                use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-                safe_gate=True, lower_bound=options.lower_bound, A_log=A_log, dt_bias=dt_bias.flatten(),
-                cu_seqlens=bounds)
+                use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True, cu_seqlens=bounds, **gate)
 
     return call
 
@@ -46,6 +50,11 @@ def cudnn(inputs, cu_seqlens, options):
     """
     from cudnn.linear_attention.hopper import cuda_host
 
+    if options.gate == "softplus":
+        return None
+    flags = cuda_host.FLAG_L2NORM | cuda_host.FLAG_BETA_SIGMOID
+    if options.gate == "lower_bound":
+        flags |= cuda_host.FLAG_SAFE_GATE
     q, k, v = (inputs[name] for name in ("q", "k", "v"))
     g, beta = inputs["g"].astype("f4"), inputs["beta"].astype("f4")
     bounds = cupy.asarray(cu_seqlens.astype("i4"))
@@ -59,9 +68,7 @@ def cudnn(inputs, cu_seqlens, options):
             v=address(v), g=address(g), beta=address(beta), cu_seqlens=address(bounds), initial_state=address(state),
             o=address(out), final_state=address(final_state), total_tokens=len(q), n_seqs=len(cu_seqlens) - 1,
             n_heads=q.shape[1], a_log=address(inputs["A_log"]), dt_bias=address(inputs["dt_bias"]),
-            gate_lower_bound=options.lower_bound,
-            flags=cuda_host.FLAG_L2NORM | cuda_host.FLAG_SAFE_GATE | cuda_host.FLAG_BETA_SIGMOID,
-            q_scale=options.scale_for(q.shape[-1]))
+            gate_lower_bound=options.lower_bound, flags=flags, q_scale=options.scale_for(q.shape[-1]))
         return out, final_state
 
     return call

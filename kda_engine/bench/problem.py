@@ -18,10 +18,10 @@ FORWARD, BOTH = "forward", "forward+backward"
 class Problem:
     """A named shape (see `shapes.parse`) in one gate regime on one machine (`host.Host` or `device.Device`)."""
 
-    def __init__(self, machine, name, regime, tolerance):
+    def __init__(self, machine, name, regime, tolerance, gate="lower_bound"):
         self.machine, self.name, self.regime, self.shape = machine, name, regime, parse(name)
-        self.options = Options(tolerance=tolerance)
-        self.inputs = draw(self.shape, regime, dtype=machine.dtype, module=machine.module)
+        self.options = Options(tolerance=tolerance, gate=gate)
+        self.inputs = draw(self.shape, regime, gate, dtype=machine.dtype, module=machine.module)
         self._errors = {}
 
     @cached_property
@@ -95,8 +95,8 @@ class Problem:
 def start_row(problem, what, cold, graph, error):
     """A row with all but its measurements."""
     options, machine = problem.options, problem.machine
-    case = {"what": what, "shape": problem.name, "regime": problem.regime, "engine": machine.engine,
-            "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
+    case = {"what": what, "shape": problem.name, "regime": problem.regime, "gate": options.gate,
+            "engine": machine.engine, "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
     return {"case": case, "problem": problem.describe(), "error": finite(error),
             "allowed": tolerance_for(machine.dtype)}
 

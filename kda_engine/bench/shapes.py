@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError
+from ..gate import softplus
 
 # Head size of every measured shape.
 HEAD_SIZE = 128
@@ -57,17 +58,19 @@ def parse(text):
     return Shape((tokens,) * (sequences[0] if sequences else 1), heads)
 
 
-def draw(shape, regime, seed=0, dtype=ml_dtypes.bfloat16, module=None):
+def draw(shape, regime, gate="lower_bound", seed=0, dtype=ml_dtypes.bfloat16, module=None):
     """Inputs by name as `kda_engine.forward` takes them: q, k, v, g, beta, A_log, dt_bias, initial_state.
 
-    regime: a key of REGIMES. States and parameters are float32. module: whose arrays, numpy or (None) cupy.
+    regime: a key of REGIMES. gate: its form; log decays are drawn as `softplus` makes them from the same raw gates without
+    parameters. States and parameters are float32. module: whose arrays, numpy or (None) cupy.
     """
     random, normal = _generator(module, seed)
     T, H, N, D = shape.tokens, shape.heads, len(shape.lengths), HEAD_SIZE
     mean, deviation = REGIMES[regime]
+    shaped = (lambda x: -softplus(x)) if gate == "log" else lambda x: x
     return {
         "q": normal(T, H, D).astype(dtype), "k": normal(T, H, D).astype(dtype), "v": normal(T, H, D).astype(dtype),
-        "g": (mean + deviation * normal(T, H, D)).astype(dtype), "beta": normal(T, H).astype(dtype),
+        "g": shaped(mean + deviation * normal(T, H, D)).astype(dtype), "beta": normal(T, H).astype(dtype),
         "A_log": random.random(H, dtype="f4"), "dt_bias": random.random((H, D), dtype="f4"),
         "initial_state": 0.1 * normal(N, H, D, D),
     }

@@ -13,6 +13,7 @@ from kda_engine.bench.shapes import REGIMES, SHAPES, parse
 from kda_engine.bench.table import markdown
 from kda_engine.engines import make_engine
 from kda_engine.errors import InputError
+from kda_engine.options import GATES
 
 from ..environment import cpu_model
 from ..exit_codes import MISMATCH, PASS
@@ -34,6 +35,7 @@ def add_options(parser):
     shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="of the sweep (16)")
     shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="of the sweep, of T tokens each (1)")
     shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES), help="of the gate: decays fast, or hardly")
+    shapes.add_argument("--gate", nargs="+", choices=GATES, default=["lower_bound"], help="its form (lower_bound)")
     shapes.add_argument("--backward", action="store_true", help="forward and backward too")
     shapes.add_argument("--stages", action="store_true", help="the engine's stages and kernels one by one too")
     shapes.add_argument("--tolerance", type=float, default=0.0, help="of the certified decay skip (0: exact)")
@@ -70,9 +72,9 @@ def main(args):
     setting = Setting(args.samples, args.cache == "cold", args.graph, tuple(peers), args.stages)
     ceilings = {"bandwidth": machine.bandwidth(), "matrix_rate": machine.matrix_rate()}
     rows = []
-    for name, regime in product(names, regimes):
-        print(f"kda-engine: measuring {name} {regime}", file=sys.stderr, flush=True)
-        problem = Problem(machine, name, regime, args.tolerance)
+    for name, regime, gate in product(names, regimes, args.gate):
+        print(f"kda-engine: measuring {name} {regime} {gate}", file=sys.stderr, flush=True)
+        problem = Problem(machine, name, regime, args.tolerance, gate)
         rows += measure_problem(problem, (FORWARD, BOTH) if args.backward else (FORWARD,), setting)
     record = make_record("engine", provenance(PACKAGES), machine.describe(), ceilings, rows)
     finish(record, args)
