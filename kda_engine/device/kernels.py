@@ -47,6 +47,9 @@ PROBE_THREADS = 512
 # Warps of one block of `decay_bounds`, each of which works alone.
 DECAY_WARPS = 8
 
+# Warps of one block of `sum_groups`, one for each row.
+SUM_WARPS = 8
+
 # Channels of one block of `short_conv` and its backward.
 CONV_COLUMNS = 128
 
@@ -129,8 +132,8 @@ def certify_variant(element, reversed):
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element]), ("KDA_REVERSED", int(reversed))))
 
 
-def decay_variant(element):
-    """The variant of `decay_bounds` for an element type."""
+def element_variant(element):
+    """The variant for an element type of a kernel that has one for each."""
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS[element])))
 
 
@@ -152,10 +155,6 @@ def roles_variant(prepares, carries):
     return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BOUNDED", 1),
                     ("KDA_COLUMNS", CHAIN_SIZE), ("KDA_QUERIES", 1), ("KDA_REVERSED", 0),
                     ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
-
-
-# The variant of `short_conv` and its backward for each element type.
-CONV_ELEMENTS = {element: Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", name))) for element, name in ELEMENTS.items()}
 
 
 @dataclass(frozen=True)
@@ -293,7 +292,7 @@ KERNELS = {
             "short_conv", "kernels/short_conv.cu",
             _pointers("x", "weight", "bias", "halo", "cu_seqlens", "chunk_offsets")
             + _integers("sequences", "channels", "taps", "silu") + _pointers("y"),
-            variants=lambda target: list(CONV_ELEMENTS.values()),
+            variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: CONV_COLUMNS,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
@@ -302,7 +301,7 @@ KERNELS = {
             "short_conv_backward", "kernels/short_conv_backward.cu",
             _pointers("dy", "x", "weight", "bias", "halo", "bounds", "chunk_offsets")
             + _integers("sequences", "channels", "taps", "silu") + _pointers("dx", "dhalo", "partials"),
-            variants=lambda target: list(CONV_ELEMENTS.values()),
+            variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: CONV_COLUMNS,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * tiles(a["channels"], CONV_COLUMNS),
@@ -338,6 +337,14 @@ KERNELS = {
             threads=lambda variant: 256,
             shared=lambda variant: GRADIENTS_SHARED,
             blocks=lambda a: a["count"] * a["heads"],
+        ),
+        Kernel(
+            "sum_groups", "kernels/sum_groups.cu",
+            _pointers("shares") + _integers("rows", "group") + _pointers("sums"),
+            variants=_hopper(*map(element_variant, CHAIN_ELEMENTS)),
+            threads=lambda variant: 32 * SUM_WARPS,
+            shared=lambda variant: 0,
+            blocks=lambda a: tiles(a["count"], SUM_WARPS),
         ),
         Kernel(
             "probe_products", "kernels/probe_products.cu", _pointers("cycles", "sums") + _integers("rounds"),
@@ -388,7 +395,7 @@ KERNELS = {
             _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias") + _integers("tokens", "heads") + _SIZES
             + _integers("gate_form", "beta_form", "qk_l2norm", "quantity", "chunks_per_row") + _reals("lower_bound")
             + _pointers("logs", "added"),
-            variants=lambda target: [decay_variant(element) for element in ELEMENTS],
+            variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: 32 * DECAY_WARPS,
             shared=lambda variant: 0,
             blocks=lambda a: tiles(a["count"] * a["value_heads"], DECAY_WARPS),

@@ -2,7 +2,7 @@
 
 import cupy
 
-from ..device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, gradients_variant
+from ..device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, element_variant, gradients_variant
 from ..device.launch import launch
 from ..device.workspace import Workspace
 from ..gate import Gradients
@@ -33,16 +33,20 @@ def backward(problem, options, saved, d_out, d_final_state):
            key_heads=problem.heads, heads=problem.value_heads, gate_form=GATES.index(options.gate),
            beta_form=BETAS.index(options.beta), lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
            d_bias=of_bias, d_rate=of_rate, **gradients, **shares)
-    return Gradients(**gradients, **_summed(shares, problem.q, group), dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
+    return Gradients(**gradients, **_summed(problem, shares, group), dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
                      ddt_bias=of_bias.sum(axis=0, dtype="f8"), d_initial_state=d_initial_state)
 
 
-def _summed(shares, like, group):
-    """dq and dk by key head, [T,H,K] of like's type, from those by value head."""
+def _summed(problem, shares, group):
+    """dq and dk [T,H,K] from those by value head."""
     if group == 1:
         return shares
-    T, H, K = like.shape
-    return {name: x.reshape(T, H, group, K).sum(axis=2).astype(like.dtype) for name, x in shares.items()}
+    sums = {name: cupy.empty_like(problem.q) for name in shares}
+    rows = len(problem.q) * problem.heads
+    for name, x in shares.items():
+        launch("sum_groups", element_variant(problem.element), problem.target, count=rows, shares=x, rows=rows,
+               group=group, sums=sums[name])
+    return sums
 
 
 def summarise(problem, options, d_out, d_final_state):

@@ -4,7 +4,7 @@ import cupy
 import numpy as np
 
 from ..device import target
-from ..device.kernels import CONV_ELEMENTS, ELEMENT_OF
+from ..device.kernels import ELEMENT_OF, element_variant
 from ..device.launch import launch
 from ..device.plan import make_tables
 
@@ -19,7 +19,7 @@ def short_conv(given):
     tables = make_tables(given.cu_seqlens)
     y = cupy.empty(given.x.shape, given.x.dtype)
     channels, taps = given.weight.shape
-    launch("short_conv", CONV_ELEMENTS[ELEMENT_OF[given.x.dtype]], target.current(), count=tables.chunks,
+    launch("short_conv", element_variant(ELEMENT_OF[given.x.dtype]), target.current(), count=tables.chunks,
            x=_contiguous(given.rows), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
            halo=_contiguous(given.halo), cu_seqlens=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
            sequences=len(given.cu_seqlens) - 1, channels=channels, taps=taps, silu=given.activation == "silu", y=y)
@@ -37,7 +37,7 @@ def short_conv_backward(given, dy):
     dx = cupy.empty(x.shape, x.dtype)
     dhalo = cupy.empty((sequences, taps - 1, channels), "f4")
     partials = cupy.empty((tables.chunks, taps + 1, channels), "f4")
-    launch("short_conv_backward", CONV_ELEMENTS[ELEMENT_OF[x.dtype]], target.current(), count=tables.chunks,
+    launch("short_conv_backward", element_variant(ELEMENT_OF[x.dtype]), target.current(), count=tables.chunks,
            dy=_contiguous(dy), x=_contiguous(x), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
            halo=_contiguous(given.halo), bounds=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
            sequences=sequences, channels=channels, taps=taps, silu=given.activation == "silu",

@@ -4,7 +4,7 @@ import cupy
 import numpy as np
 
 from ..decay import Measure
-from ..device.kernels import decay_variant
+from ..device.kernels import element_variant
 from ..device.launch import launch
 from ..layout import CHUNK
 from ..options import BETAS, GATES
@@ -44,7 +44,7 @@ class DeviceMeasure(Measure):
             piece.g, piece.beta if reads_k else None)
         rows = -(-piece.tokens // (chunks_per_row * CHUNK))
         logs, added = (cupy.empty((rows, piece.value_heads)) if wanted else None for wanted in (True, adds))
-        launch("decay_bounds", decay_variant(element), self.target, count=rows, q=q, k=k, v=v, g=g, beta=beta,
+        launch("decay_bounds", element_variant(element), self.target, count=rows, q=q, k=k, v=v, g=g, beta=beta,
                A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, heads=piece.heads,
                value_heads=piece.value_heads, key_size=piece.K, value_size=piece.V,
                gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta), qk_l2norm=options.qk_l2norm,
