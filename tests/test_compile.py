@@ -126,9 +126,10 @@ SPILLS = {
     "short_conv_backward": "on sm_80 one value in float32, kept out of the 80 registers that the compiler settles for",
     "sm90_backward_chain": "as in `sm90_chain`",
     "sm90_gradients": "two blocks fill the registers of a multiprocessor; what a lane has of 16 channels and 32 tokens, "
-                      "six values of each, nearly fills its 128",
+                      "six values of each, nearly fills its 128; without a bound on the gates also what the levels are "
+                      "given, by reference",
     "sm90_chain": "a block fills the registers of a multiprocessor; up to four values of the preparation's bookkeeping, "
-                  "used once a chunk, do not fit",
+                  "used once a chunk, do not fit; without a bound on the gates about forty, most of them beside the levels",
 }
 
 

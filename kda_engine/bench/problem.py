@@ -96,7 +96,8 @@ def start_row(problem, what, cold, graph, error):
     """A row with all but its measurements."""
     options, machine = problem.options, problem.machine
     case = {"what": what, "shape": problem.name, "regime": problem.regime, "gate": options.gate,
-            "engine": machine.engine, "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct", "skip": options.skip}
+            "engine": machine.engine, "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct",
+            "skip": options.skip}
     return {"case": case, "problem": problem.describe(), "error": finite(error),
             "allowed": tolerance_for(machine.dtype)}
 

@@ -61,8 +61,8 @@ def parse(text):
 def draw(shape, regime, gate="lower_bound", seed=0, dtype=ml_dtypes.bfloat16, module=None):
     """Inputs by name as `kda_engine.forward` takes them: q, k, v, g, beta, A_log, dt_bias, initial_state.
 
-    regime: a key of REGIMES. gate: its form; log decays are drawn as `softplus` makes them from the same raw gates without
-    parameters. States and parameters are float32. module: whose arrays, numpy or (None) cupy.
+    regime: a key of REGIMES. gate: its form; log decays are drawn as `softplus` makes them from the same raw gates
+    without parameters. States and parameters are float32. module: whose arrays, numpy or (None) cupy.
     """
     random, normal = _generator(module, seed)
     T, H, N, D = shape.tokens, shape.heads, len(shape.lengths), HEAD_SIZE

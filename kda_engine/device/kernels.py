@@ -25,8 +25,9 @@ TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
 STEP_COLUMNS = 32
 
-# The fused chain: its K and V, the types it takes, the value columns a block of it may have, and its shared memory (the kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences
-# has of columns and shared memory.
+# The fused chain: its K and V, the types it takes, the value columns a block of it may have, and its shared memory (the
+# kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences has of columns and
+# shared memory.
 CHAIN_SIZE = 128
 CHAIN_ELEMENTS = ("bfloat16", "float16")
 CHAIN_COLUMNS = (128, 64)

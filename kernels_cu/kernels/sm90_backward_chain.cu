@@ -80,7 +80,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
         for (int chunk = cursor.chunks - 1; chunk >= 0; --chunk) {
             const u32 slot = shared + place.slot * Slot::kBytes;
             u32 raw[4], rounded[kSteps][4], source[4], values[4];
-            if (chunk % kMeasureEvery == 0) state.measure();
+            state.look(chunk);
             wait(prepared_barrier(shared, place.slot), place.parity);
             ldmatrix_transposed(raw, slot + out_place);
             const float largest = largest_value(raw);

@@ -72,7 +72,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
             float products[kProducts];
             u32 raw[4] = {0, 0, 0, 0}, rounded[kSteps][4], packed[4];
             KeptUpdates kept;
-            if (left / kChunk % kMeasureEvery == 0) state.measure();
+            state.look(left / kChunk);
             wait(prepared_barrier(shared, place.slot), place.parity);
             // Asked for before the products start, to have arrived when they are under way.
             if (values) ldmatrix_transposed(raw, slot + value_place);

@@ -15,12 +15,12 @@
 // KDA_GROUPED 1: with more value heads than key heads, of which each has as many; the shares of dq and dk by value head
 // are then left in float32.
 //
-// In:  q, k [T,H,128], g, d_out [T,HV,128], beta [T,HV] of one 16-bit type, 16-byte aligned; A_log [HV], dt_bias [HV,128]
-//      float32 or null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of sm90_backward_chain
-//      (d_states, d_tokens, d_units); tiles: the tile table.
+// In:  q, k [T,H,128], g, d_out [T,HV,128], beta [T,HV] of one 16-bit type, 16-byte aligned; A_log [HV], dt_bias
+//      [HV,128] float32 or null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of
+//      sm90_backward_chain (d_states, d_tokens, d_units); tiles: the tile table.
 // Out: dv, dg [T,HV,128], dbeta [T,HV] of the inputs' type; dq, dk [T,H,128] of that type or, if KDA_GROUPED is 1,
-//      [T,HV,128] float32; d_bias [tiles,HV,128], d_rate [tiles,HV,8] float32: the tile's sums of the gradients of dt_bias
-//      and, by 16 channels, of A_log. Written.
+//      [T,HV,128] float32; d_bias [tiles,HV,128], d_rate [tiles,HV,8] float32: the tile's sums of the gradients of
+//      dt_bias and, by 16 channels, of A_log. Written.
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
@@ -235,10 +235,11 @@ struct StateProducts {
     }
 };
 
-// A token that decays by more than e^-8 has a gradient so small that it would drown in the rounding of sums that cancel.
-constexpr float kMostOfSharedSum = 8.0f * kLog2E * kGateScale;
-// What factors around the middle of a chunk span.
-constexpr float kMostOfSharedFactor = 80.0f * kLog2E * kGateScale;
+// Units of decays up to which the pairs share factors. Of a token: by e^-4 its gradient is so small beside what cancels
+// that of its digits two are left.
+constexpr float kMostOfSharedToken = 4.0f * kLog2E * kGateScale;
+// Of a chunk: its halves to either side of the middle.
+constexpr float kMostOfSharedChunk = 80.0f * kLog2E * kGateScale;
 
 // The largest of eight float16.
 __device__ float largest_half(const u32 (&packed)[4]) {
@@ -427,7 +428,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     // Of a channel of the warp, in either chunk.
     const float deepest = fminf(fminf(middle[0][0], middle[0][1]), fminf(middle[1][0], middle[1][1]));
-    const bool deep = __any_sync(kAllLanes, most > kMostOfSharedSum || 2.0f * deepest < gates.unit * kMostOfSharedFactor);
+    const bool deep = __any_sync(kAllLanes, most > kMostOfSharedToken ||
+                                                2.0f * deepest < gates.unit * kMostOfSharedChunk);
     float across[2], early[2], late[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -470,6 +472,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
     if (!kBounded && deep) {
         DeepTile tile;
+        // Copies: what a call is given by reference has no registers elsewhere either.
+        ChannelTokens d_query, d_key, d_key_out, d_decay;
+        const float of_state[2] = {products.total[0], products.total[1]};
         tile.unit = gates.unit;
         fetch_units(tile.units[0], 0);
         fetch_units(tile.units[1], 1);
@@ -481,10 +486,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 tile.query[n][e] *= scale;
-                products.d_key[n][e] *= e % 2 == 0 ? strength.x : strength.y;
+                d_query[n][e] = products.d_query[n][e];
+                d_key[n][e] = products.d_key[n][e] * (e % 2 == 0 ? strength.x : strength.y);
+                d_key_out[n][e] = products.d_key_out[n][e];
             }
         }
-        tile.take(products.d_query, products.d_key, products.d_key_out, products.total, of_decay, blocks, lane);
+        tile.take(d_query, d_key, d_key_out, of_state, d_decay, blocks, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             // A token with itself.
@@ -492,8 +499,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float diagonal = e % 2 == 0 ? own.x : own.y;
-                products.d_query[n][e] = fmaf(diagonal, tile.key[n][e], products.d_query[n][e]);
-                products.d_key[n][e] = fmaf(diagonal, tile.query[n][e], products.d_key[n][e]);
+                products.d_query[n][e] = fmaf(diagonal, tile.key[n][e], d_query[n][e]);
+                products.d_key[n][e] = fmaf(diagonal, tile.query[n][e], d_key[n][e]);
+                of_decay[n][e] = d_decay[n][e];
             }
         }
         park(parked, products.d_query);

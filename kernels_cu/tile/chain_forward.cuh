@@ -30,6 +30,9 @@ __device__ void start_products(State& state, float (&products)[kProducts], u32 (
     wgmma_commit();
 }
 
+// Largest of its values, as a power of two, at which float16 still holds those a thousand times smaller.
+constexpr int kSmallestKept = -4;
+
 // U for the gradients: in a unit of its own, since beside a large state what a small beta writes would fade.
 struct KeptUpdates {
     u32 packed[4];
@@ -61,8 +64,11 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
 
     float raise = 1.0f;
     if constexpr (kKeeps) {
-        const float largest = fmaf(value, state.unit, strengths.largest() * state.bound);
-        raise = power_of_two(max(0, min(7 - exponent_of(largest), 120 - exponent_of(state.unit))));
+        // Only what would lose bits: units that are alike for all columns of a tile spare the gradients' kernel work.
+        const int exponent = exponent_of(fmaf(value, state.unit, strengths.largest() * state.bound));
+        if (exponent < kSmallestKept) {
+            raise = power_of_two(min(min(7 - exponent, 126), 120 - exponent_of(state.unit)));
+        }
     }
     const float unit = raise * state.unit;
     u32 residual[4], updates[4];
@@ -80,13 +86,14 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
 #pragma unroll
     for (int i = 0; i < 4; ++i) updates[i] = pack_f16(update[2 * i], update[2 * i + 1]);
     if constexpr (kKeeps) {
-        const float lower = reciprocal_of_power(raise);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            kept.packed[i] = updates[i];
-            updates[i] = pack_f16(lower * update[2 * i], lower * update[2 * i + 1]);
-        }
+        for (int i = 0; i < 4; ++i) kept.packed[i] = updates[i];
         kept.unit = unit;
+        if (raise != 1.0f) {
+            const float lower = reciprocal_of_power(raise);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) updates[i] = pack_f16(lower * update[2 * i], lower * update[2 * i + 1]);
+        }
     }
 
     float attended[8];

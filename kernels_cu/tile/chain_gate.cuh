@@ -19,7 +19,7 @@ constexpr float kMostOfToken = 65000.0f;
 // The gates of one head. g and dt_bias enter with the factor `rate`.
 struct Gates {
     float rate;
-    float gain;  // unbounded: units of a decay of 1, of base 2
+    float gain = 0.0f;  // unbounded: units of a decay of 1, of base 2
     float unit;  // log2 decay of one unit
     bool is_log;
 
@@ -32,7 +32,8 @@ struct Gates {
             unit = lower_bound * kLog2E / kGateScale;
         } else {
             rate = is_log ? 1.0f : kLog2E;
-            gain = is_log ? -kLog2E * kGateScale : A * kGateScale;
+            // Finite, for a missing token's decay of 0.
+            gain = is_log ? -kLog2E * kGateScale : fminf(A * kGateScale, 1e30f);
             unit = -1.0f / kGateScale;
         }
     }

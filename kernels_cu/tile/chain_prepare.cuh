@@ -100,10 +100,36 @@ __device__ float2 log2_norms(u32 tile, int lane) {
     return make_float2(-0.5f * lg2(x + kNormEpsilon), -0.5f * lg2(y + kNormEpsilon));
 }
 
+// Rows of norms far above 1 would leave float32 on the way: factors hold the norm's reciprocal beside a decay.
+constexpr float kSmallestLogNorm = -8.0f;
+
+// Brings large rows of a tile near norm 1, by powers of two, and their log2 reciprocal norms along.
+__device__ void shrink_rows(u32 tile, float2& norm, int lane) {
+    if (!__any_sync(0xffffffffu, fminf(norm.x, norm.y) < kSmallestLogNorm)) return;
+    const float2 shift = make_float2(fminf(ceilf(norm.x), 0.0f), fminf(ceilf(norm.y), 0.0f));
+    norm.x -= shift.x, norm.y -= shift.y;
+    const float factor[2] = {ex2_flushed(shift.x), ex2_flushed(shift.y)};
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+        const u32 place = SwizzledTile::step(tile + SwizzledTile::rows_first(lane), step, Slot::kKeyDistance);
+        u32 rows[4];
+        ldmatrix(rows, place);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 x = Pair::unpack(rows[i]);
+            rows[i] = Pair::pack(factor[i % 2] * x.x, factor[i % 2] * x.y);
+        }
+        stmatrix(place, rows);
+    }
+    __syncwarp();
+}
+
 // Turns a loaded slot into operands. bias: of all channels, scaled; raw_beta is that of token lane % 16 if it exists, on
 // its way from global memory; strongest: what a beta near 1 stands for.
 __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, const Gates& head, Element raw_beta,
                               float strongest, int length, float2 key_norm, float2 query_norm, int lane) {
+    shrink_rows(slot + Slot::kKey, key_norm, lane);
+    if constexpr (kQueries) shrink_rows(slot + Slot::kQuery, query_norm, lane);
     const int g = lane >> 2, t = lane & 3;
     const u32 fragment = slot + SwizzledTile::rows_first(lane);
 
@@ -185,8 +211,8 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
                 if constexpr (kQueries) {
                     const float2 query = Pair::unpack(queries[2 * group + half]);
                     const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
-                    query_in[2 * half] = query.x * fall_x * ratio;
-                    query_in[2 * half + 1] = query.y * fall_y * ratio;
+                    query_in[2 * half] = query.x * (fall_x * ratio);
+                    query_in[2 * half + 1] = query.y * (fall_y * ratio);
                     queries[2 * group + half] = pack_f16(whole.x * query_in[2 * half], whole.y * query_in[2 * half + 1]);
                 }
             }

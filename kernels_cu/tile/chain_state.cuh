@@ -25,6 +25,10 @@ constexpr float kMiddleBound = 64.0f;
 constexpr float kRootSize = 11.3137085f;  // sqrt(kSize), rounded up
 // Chunks from one look at the state to the next: halved in every chunk, it stays within float16 that long.
 constexpr int kMeasureEvery = 16;
+// Chunks between looks at a few of its values: a chunk may reset it, and what it writes then may be small.
+constexpr int kGlanceEvery = 2;
+constexpr float kSmallValue = 1.0f / 1024.0f;
+
 __device__ float largest_of_warp(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
 }
@@ -72,6 +76,18 @@ struct State {
         }
         unit = 1.0f;
         measure();
+    }
+
+    // Before a chunk, from whose number on, up or down, all later ones follow.
+    __device__ void look(int chunk) {
+        if (chunk % kMeasureEvery == 0 || (chunk % kGlanceEvery == 0 && seems_small())) measure();
+    }
+
+    __device__ bool seems_small() const {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSize / 2; i += 9) most = fmaxf(most, fabsf(value[i]));
+        return largest_of_warp(most) < kSmallValue;
     }
 
     // Bound and unit from the registers themselves.

@@ -15,7 +15,7 @@
 #include "tile/general_mma.cuh"
 #include "tile/token_levels.cuh"
 
-// Units of a chunk's decay: float32 and TF32 hold e^-80 and e^80, beside a reciprocal norm up to 10^3.
+// Units of a chunk's decay: float32 and TF32 hold e^-80 and e^80, beside a reciprocal norm of 2^-8 to 2^10.
 constexpr float kMostOfSharedFactor = 160.0f * kLog2E * kGateScale;
 
 // Whether a channel of the slot decays by more than a shared factor spans. bias: of all channels, scaled.
@@ -117,8 +117,8 @@ struct Triangles {
                         if constexpr (kQueries) {
                             const float2 y = Pair::unpack(queries[2 * group + half]);
                             const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
-                            query[2 * half] = y.x * fall_x * ratio;
-                            query[2 * half + 1] = y.y * fall_y * ratio;
+                            query[2 * half] = y.x * (fall_x * ratio);
+                            query[2 * half + 1] = y.y * (fall_y * ratio);
                         }
                     }
                     part.add(key, key, query);

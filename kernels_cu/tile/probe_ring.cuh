@@ -112,7 +112,7 @@ __device__ void carry_slots(u32 shared, Element* out, float* final_state, i64* c
         float products[kProducts];
         u32 raw[4], rounded[kSteps][4], packed[4];
         KeptUpdates kept;
-        if (left % kMeasureEvery == 0) state.measure();
+        state.look(left);
         wait(prepared_barrier(shared, place.slot), kPrepares ? place.parity : 0);
         ldmatrix_transposed(raw, slot + value_place);
         uint4 outputs;

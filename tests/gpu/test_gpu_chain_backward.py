@@ -59,6 +59,19 @@ def test_a_nearly_closed_head(logit, states):
             assert error <= 5e-3, f"{name}: head {head}: {error:.1e}"
 
 
+def test_a_head_that_closes_after_large_values():
+    """What is written then is below float32's range beside what was, and d_out is large."""
+    case = cases.make("weak", dtype="bfloat16", heads=1, K=128, V=128, tokens=400)
+    v, beta = case.v.copy(), case.beta.copy()
+    v[:16] *= v.dtype.type(2.0**23)
+    beta[16:] = -86.0
+    case = tuned(replace(case, v=v, beta=beta, d_out=case.d_out * case.d_out.dtype.type(1024)))
+    found, expected = gradients(CudaEngine(), case), gradients(ReferenceEngine(), case)
+    for name in ("dq", "dk", "dv", "dg", "dbeta"):
+        assert np.isfinite(found[name].astype("f4")).all(), name
+        assert kda.compare(found[name], expected[name]) <= 5e-3, name
+
+
 @pytest.mark.parametrize("name", ("strong", "weak", "relay"))
 def test_certified_skip_keeps_within_its_tolerance(name, dealt, warmups):
     dealt(8, 128)

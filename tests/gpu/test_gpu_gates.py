@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_run import check
-from gates import gated
+from device_run import check, stages
+from gates import gated, spanning
 from gradient_run import check_gradients, gradients
 from test_gpu_chain import DTYPES, tuned
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("needs_hopper")
 
 FORMS = ("softplus", "log")
 
-# Nats: within a shared factor's span, about its limits, past them, past float16 and past float32.
+# Nats of a token: mild, past what gradients share factors for, past float16 and past float32.
 REACHES = (0.5, 8.0, 20.0, 90.0, 300.0, 1e4)
 
 
@@ -51,14 +51,57 @@ def test_each_head_by_itself(form):
             assert error <= 5e-3, f"{name}: head {head}: {error:.1e}"
 
 
+# Nats of a chunk: about the gradients' limit for shared factors, between, and about the chain's.
+SPANS = (79.0, 81.0, 120.0, 158.0, 162.0)
+
+
+@pytest.mark.parametrize("channels", (slice(1, None), slice(77, 78)))
+@pytest.mark.parametrize("tokens", ((), (6, 7), (0, 15)))
+@pytest.mark.parametrize("nats", SPANS)
+@pytest.mark.parametrize("form", FORMS)
+def test_where_factors_end_and_levels_begin(form, nats, tokens, channels):
+    case = tuned(spanning(form, nats, "bfloat16", tokens, channels, heads=1))
+    check(case)
+    check_gradients(case)
+
+
+@pytest.mark.parametrize("factor", (1e-4, 1e4, 1e8))
+@pytest.mark.parametrize("nats", (0.1, 80.0, 158.0))
+def test_keys_and_queries_of_any_size(nats, factor):
+    """Their norms travel in the exponents of the decays."""
+    case = spanning("log", nats, "bfloat16", (6, 7), heads=1)
+    scaled = tuned(replace(case, q=case.q * case.q.dtype.type(factor), k=case.k * case.k.dtype.type(factor)))
+    check(scaled)
+    check_gradients(scaled)
+
+
 def test_resets():
     """Channels, now and then all of them, forget everything: log decays of -inf."""
-    case = gated("log", 1.0, "bfloat16", heads=2, tokens=200)
-    g = case.g.copy()
-    g[np.random.default_rng(1).random(g.shape) < 0.1] = -np.inf
-    g[7::23] = -np.inf
-    check(tuned(replace(case, g=g)))
-    check_gradients(tuned(replace(case, g=g)))
+    for form, reset in (("log", -np.inf), ("softplus", np.inf)):
+        case = gated(form, 1.0, "bfloat16", heads=2, tokens=200)
+        g = case.g.copy()
+        g[np.random.default_rng(1).random(g.shape) < 0.1] = reset
+        g[7::23] = reset
+        check(tuned(replace(case, g=g)))
+        check_gradients(tuned(replace(case, g=g)))
+
+
+def test_log_decays_have_no_parameters():
+    found = gradients(CudaEngine(), tuned(gated("log", 20.0, "bfloat16", heads=2, tokens=50)))
+    assert not found["dA_log"].any() and not found["ddt_bias"].any()
+
+
+def test_small_values_after_a_reset():
+    """Those in reach of large ones share their unit; two chunks later nothing is left of it."""
+    case = gated("log", 0.01, "bfloat16", heads=1, tokens=300)
+    g, v = case.g.copy(), case.v.copy()
+    g[40] = -np.inf
+    v[40:] *= v.dtype.type(2.0**-30)
+    g[64] = -np.inf
+    case = tuned(replace(case, g=g, v=v, initial_state=np.zeros_like(case.initial_state)))
+    found, expected = (stages(engine, case, summaries=False) for engine in (CudaEngine(), ReferenceEngine()))
+    assert kda.compare(found["out"][64:], expected["out"][64:]) <= 3e-3
+    assert kda.compare(found["final_state"], expected["final_state"]) <= 3e-3
 
 
 @pytest.mark.parametrize("form", FORMS)
