@@ -29,7 +29,8 @@ def backward(problem, options, saved, d_out, d_final_state):
     launch("sm90_gradients", gradients_variant(problem.element, is_bounded(options), group > 1), problem.target,
            count=plan.tiles.count, q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_out=d_out, states=saved.records.states, tokens=saved.records.tokens,
-           units=saved.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units, tiles=plan.tiles.rows,
+           units=saved.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units,
+           tiles=plan.tiles.rows,
            key_heads=problem.heads, heads=problem.value_heads, gate_form=GATES.index(options.gate),
            beta_form=BETAS.index(options.beta), lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
            d_bias=of_bias, d_rate=of_rate, **gradients, **shares)

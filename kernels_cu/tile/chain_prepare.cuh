@@ -144,7 +144,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
 
     Triangles triangles;
     const float unit = head.unit;
-    // Unbounded: sums for what goes back from a chunk's place, and how many of its units, up to that place, a channel has.
+    // Unbounded: how what goes back from a chunk's place is summed, and the share of a channel's units before that place.
     bool deep = false;
     u32 back[4];
     float back_unit, place_unit;
@@ -262,9 +262,12 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         const bool first = 2 * t <= g, second = 2 * t + 1 <= g;
         // Blocks (0,0), (0,1), (1,0), (1,1) of P.
         const u32 blocks[4] = {
-            pack_f16(first ? kRestored * triangles.queries_low[0] : 0.0f, second ? kRestored * triangles.queries_low[1] : 0.0f), 0,
+            pack_f16(first ? kRestored * triangles.queries_low[0] : 0.0f,
+                     second ? kRestored * triangles.queries_low[1] : 0.0f),
+            0,
             pack_f16(kRestored * triangles.queries_low[2], kRestored * triangles.queries_low[3]),
-            pack_f16(first ? kRestored * triangles.queries_high[2] : 0.0f, second ? kRestored * triangles.queries_high[3] : 0.0f)};
+            pack_f16(first ? kRestored * triangles.queries_high[2] : 0.0f,
+                     second ? kRestored * triangles.queries_high[3] : 0.0f)};
         if constexpr (kReversed) {
             const u32 transposed[4] = {blocks[0], blocks[2], blocks[1], blocks[3]};
             stmatrix_transposed(slot + Slot::kAttend + lane * 16, transposed);

@@ -43,9 +43,9 @@ struct DeepTile {
         }
     }
 
-    // The gradients by Q+, K+ and Kr become those of q (d_query) and k (d_key), pairs with others included; of_decay those
-    // of the log decays: sums over what spans a token and nothing else, since what e^-l leaves of it is small beside what
-    // does not. of_state: d total's. A function of its own, so that the way without levels keeps its registers.
+    // The gradients by Q+, K+ and Kr become those of q (d_query) and k (d_key), pairs with others included; of_decay
+    // those of the log decays: sums over what spans a token and nothing else, since what e^-l leaves of it is small beside
+    // what does not. of_state: d total's. A function of its own, so that the way without levels keeps its registers.
     __device__ __noinline__ void take(ChannelTokens& d_query, ChannelTokens& d_key, const ChannelTokens& d_key_out,
                          const float (&of_state)[2], ChannelTokens& of_decay, const PairBlocks& blocks, int lane) const {
         float total[2][2];
