@@ -87,9 +87,9 @@ class Problem:
         found = {"out": fwd.out, "final_state": fwd.final_state}
         if what == BOTH:
             found |= vars(api.backward(fwd, **self.gradients))
-        # np.max, unlike max, does not pass over a NaN.
+        # Log decays have no parameters. np.max, unlike max, does not pass over a NaN.
         return float(np.max([compare(pick_heads(name, found[name], self.checked_heads), x)
-                             for name, x in self.expected(what).items()]))
+                             for name, x in self.expected(what).items() if x is not None]))
 
 
 def start_row(problem, what, cold, graph, error):
