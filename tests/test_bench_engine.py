@@ -248,29 +248,6 @@ def test_clocks_and_what_lowers_them(monkeypatch):
     assert clocks.read_clocks("0000:01:00.0") is None
 
 
-def test_kernels_are_timed_where_they_are_launched(monkeypatch):
-    """The device's part, with stand-ins for CuPy and for a module that launches."""
-    pytest.importorskip("cupy")
-    from kda_engine.bench import device
-
-    now, launched = iter(range(100)), []
-    event = lambda: SimpleNamespace(record=lambda: None, at=next(now))
-    fake = SimpleNamespace(cuda=SimpleNamespace(Event=event, get_elapsed_time=lambda a, b: 1e3 * (b.at - a.at)))
-    monkeypatch.setattr(device, "cupy", fake)
-    monkeypatch.setattr(device, "launch_kernel", lambda name, **arguments: launched.append(name))
-    module = SimpleNamespace(launch=device.launch_kernel)
-    monkeypatch.setitem(sys.modules, "kda_engine.engines.launching", module)
-    machine = device.Device.__new__(device.Device)
-    machine._device = SimpleNamespace(synchronize=lambda: None)
-
-    def call():
-        for name in ("prepare", "forward", "prepare"):
-            module.launch(name)
-
-    assert machine.kernel_seconds(call, samples=2) == {"prepare": [2.0, 2.0], "forward": [1.0, 1.0]}
-    assert launched == 3 * ["prepare", "forward", "prepare"] and module.launch is device.launch_kernel
-
-
 def test_mpi_and_cupy_stay_away():
 
     script = ("import sys\nfrom mpi_runner.__main__ import main\nmain(['bench', '--shape', 'M'])\n"

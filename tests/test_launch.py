@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -194,6 +195,25 @@ def test_operands_move_once_each_or_not_at_all(device):
     here = pack({name: np.ones(x.shape, x.dtype) for name, x in inputs(device).items()})
     moved = api._taken(make_engine("cuda"), here)
     assert set(device.uploads) == {getattr(moved, name).data.ptr for name in names} and len(device.uploads) == 7
+
+
+def test_every_launch_is_timed_by_bench(device, monkeypatch):
+    """Whether its arguments were prepared or not."""
+    from kda_engine.bench.device import Device
+
+    now = iter(range(1000))
+    monkeypatch.setattr(cupy.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, at=next(now)))
+    monkeypatch.setattr(cupy.cuda, "get_elapsed_time", lambda before, after: 1e3 * (after.at - before.at))
+    machine = Device.__new__(Device)
+    machine._device = SimpleNamespace(synchronize=lambda: None)
+    x = inputs(device) | {"initial_state": device.array((1, 4, 128, 128), "f4")}
+    run = lambda: [call(device, **x, options=options) for options in (OPTIONS, replace(OPTIONS, beta="value"))]
+    found = machine.kernel_seconds(run, samples=2)
+    assert found.keys() > {"sm90_chain", "fold_states", "prepare", "forward"}
+    assert found["sm90_chain"] == [2.0, 2.0] and found["prepare"] == [1.0, 1.0]
+    timed = next(now)
+    run()
+    assert next(now) == timed + 1
 
 
 @pytest.mark.parametrize("name", ("q", "v", "g", "beta"))

@@ -1,14 +1,13 @@
 """The current CUDA device: how calls are timed, and what rates are within reach."""
 
-import sys
-from contextlib import ExitStack
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import cupy
 import ml_dtypes
 import numpy as np
 
-from ..device.launch import launch as launch_kernel
+from ..device import launch
 from ..layout import CHUNK
 from . import peers, timing
 from .clocks import read_clocks
@@ -87,10 +86,7 @@ class Device:
         call()
         taken = {}
         for _ in range(samples):
-            events = []
-            with ExitStack() as stack:
-                for module in launchers():
-                    stack.enter_context(patch.object(module, "launch", _timed(events)))
+            with timed_launches() as events:
                 call()
             self._device.synchronize()
             sums = {}
@@ -105,20 +101,18 @@ class Device:
         return peers.available()
 
 
-def launchers():
-    """The engines' modules that launch kernels, of those that are loaded."""
-    return [module for name, module in sys.modules.items()
-            if name.startswith("kda_engine.engines.") and getattr(module, "launch", None) is launch_kernel]
+@contextmanager
+def timed_launches():
+    """A list of (kernel's name, event before, event after) of every launch from here on."""
+    events, start = [], launch._Call.start
 
+    def timed(call, blocks):
+        before, after = cupy.cuda.Event(), cupy.cuda.Event()
+        before.record()
+        start(call, blocks)
+        after.record()
+        events.append((call._kernel.name, before, after))
 
-def _timed(events):
-    """The launch path with an event on either side of every kernel; (name, start, stop) goes to `events`."""
-
-    def launch(name, *given, **arguments):
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        launch_kernel(name, *given, **arguments)
-        stop.record()
-        events.append((name, start, stop))
-
-    return launch
+    # The one place that every launch passes, whether its arguments were prepared or not.
+    with patch.object(launch._Call, "start", timed):
+        yield events
