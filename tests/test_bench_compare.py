@@ -109,6 +109,13 @@ def test_a_missing_file_and_a_wrong_limit_are_refused(tmp_path, capsys):
     assert "fail-slower" in capsys.readouterr().err
 
 
+def test_a_record_from_before_gates_were_named_is_of_the_bounded_one(tmp_path):
+    of = lambda gate: record(timings(1), case={"what": "forward", "shape": "A", "regime": "weak", "gate": gate,
+                                               "engine": "cuda"})
+    assert compare(tmp_path, record(timings(1)), of("lower_bound")) == 0
+    assert compare(tmp_path, record(timings(1)), of("softplus")) == 77
+
+
 def test_nothing_in_common_is_77(tmp_path, capsys):
     assert compare(tmp_path, record(timings(1)), record(timings(1), case={**CASE, "shape": "B"})) == 77
     failed = copy.deepcopy(record(timings(1)))

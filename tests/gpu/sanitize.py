@@ -1,9 +1,11 @@
-"""Small problems through every kernel, for compute-sanitizer: `compute-sanitizer --tool memcheck python -m tests.gpu.sanitize`.
+"""Small problems through every kernel, for compute-sanitizer: as in
+`compute-sanitizer --tool memcheck python -m tests.gpu.sanitize`.
 
 CuPy's pool is off, so that every array is an allocation of its own.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cupy
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from decay_run import measured, pieces  # noqa: E402
 from device_run import stages  # noqa: E402
+from gates import gated  # noqa: E402
 from gradient_run import gradients  # noqa: E402
 
 
@@ -26,6 +29,13 @@ def problems():
             yield cases.make("packed", dtype=dtype, heads=1, value_heads=2, K=K, V=V, lengths=(33, 0, 16, 5))
         yield cases.make("ragged", dtype=dtype, K=128, V=128)
         yield cases.make("softplus-logit2", dtype=dtype, K=128, V=128, lengths=(1, 3, 0))
+    # Of the fused kernels what those leave out: several cuts of a sequence, levels, the certified skip.
+    for reach in (1.0, 300.0):
+        for value_heads in (1, 2):
+            yield gated("softplus", reach, "bfloat16", heads=1, value_heads=value_heads, lengths=(81, 0, 20))
+    for case in (cases.make("strong", dtype="float16", heads=1, K=128, V=128, tokens=130),
+                 gated("log", 1.0, "float16", least=2.0, heads=1, tokens=130)):
+        yield replace(case, options=replace(case.options, tolerance=1e-6))
 
 
 def convolve():
@@ -42,7 +52,7 @@ def main():
     cupy.cuda.set_allocator(None)
     convolve()
     whole = plan.span_length, chain_plan.choose
-    cut = (lambda *given: 1), (lambda *given: (4, 64))
+    cut = (lambda *given: 1), (lambda *given: (2, 128))
     for plan.span_length, chain_plan.choose in (whole, cut):
         plan._plan.cache_clear()
         chain_plan._plan.cache_clear()

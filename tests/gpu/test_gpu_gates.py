@@ -92,7 +92,7 @@ def test_log_decays_have_no_parameters():
 
 
 def test_small_values_after_a_reset():
-    """Those in reach of large ones share their unit; two chunks later nothing is left of it."""
+    """Within 32 tokens of large ones they share a unit and may lose digits; after a second reset all is right."""
     case = gated("log", 0.01, "bfloat16", heads=1, tokens=300)
     g, v = case.g.copy(), case.v.copy()
     g[40] = -np.inf
@@ -114,7 +114,7 @@ def test_grouped_heads(form):
 @pytest.mark.parametrize("least, decides", ((1.0, True), (0.0, False)))
 @pytest.mark.parametrize("form", FORMS)
 def test_certified_skip(form, least, decides, dealt, warmups):
-    """Every channel of every token decays by about `least` at least."""
+    """Where every channel decays by about `least` every cut is skipped, else none; within the tolerance either way."""
     dealt(8, 128)
     case = gated(form, 0.5, "bfloat16", heads=2, tokens=512, least=least)
     skipping = tuned(replace(case, options=replace(case.options, tolerance=1e-6)))
