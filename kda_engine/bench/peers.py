@@ -28,11 +28,11 @@ def fla(inputs, cu_seqlens, options):
     q, k, v, g, beta = (sixteen_bit(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
     A_log, dt_bias, state = (torch.from_dlpack(inputs[name]) for name in ("A_log", "dt_bias", "initial_state"))
     bounds = torch.from_numpy(cu_seqlens).cuda()
-    gate = {"lower_bound": {"safe_gate": True, "lower_bound": options.lower_bound}, "softplus": {}}.get(options.gate)
-    if gate is None:
-        gate = {"use_gate_in_kernel": False}
-    else:
-        gate |= {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias.flatten()}
+    gate = {"use_gate_in_kernel": options.gate != "log"}
+    if options.gate != "log":
+        gate |= {"A_log": A_log, "dt_bias": dt_bias.flatten()}
+    if options.gate == "lower_bound":
+        gate |= {"safe_gate": True, "lower_bound": options.lower_bound}
 
     def call():
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):
