@@ -42,7 +42,7 @@ class Digest:
 def describe(run, skips, input_digest):
     """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
 
-    skips: every rank's rows on dropped transitions (`ShareResult.skips`).
+    skips: every rank's rows on dropped transitions (`RankProblem.skip_rows`).
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
@@ -54,15 +54,15 @@ def describe(run, skips, input_digest):
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
-        "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
+        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory,
     }
-    rows = session.exchange.collect(mine, "collecting the report")
+    rows = session.control.collect(mine, "collecting the report")
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
+        "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
         "ranks": rows, "decay_skip": skips,
     }
     return report, {
