@@ -11,11 +11,11 @@ from kda_engine.options import Options
 
 CHOICES = {
     "engine": ("auto", *ENGINES),
-    "scan": ("auto", "serial", "allgather", "exscan", "heads"),
+    "scan": ("auto", "neighbour", "chain", "allgather", "heads", "exscan", "levels", "serial"),
     "transport": ("auto", "mpi", "device", "nccl"),
     "io": ("gather", "shards"),
 }
-NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
+NOT_BUILT = {"transport": ("device", "nccl")}
 
 # Fields of Options that the input file fixes; saying them again may only confirm them.
 OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")
@@ -76,11 +76,6 @@ class Job:
     def carrier(self):
         """The transport that is used."""
         return "mpi" if self.transport == "auto" else self.transport
-
-    @property
-    def route(self):
-        """The scan that is used: "serial" or "allgather"."""
-        return "allgather" if self.scan == "auto" else self.scan
 
     def options(self, of_file, K):
         """The file's Options with this run's decay skip. Raises InputError where the job contradicts the file.

@@ -20,7 +20,6 @@ from .gathering import write_gathered, write_shards
 from .output_parts import output_parts
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
 from .parallel.problem import RankProblem
-from .parallel.routes import ROUTES
 from .parallel.transports import TRANSPORTS
 from .progress import Progress
 from .report import Digest, describe
@@ -106,7 +105,7 @@ class _Run:
         rows = self.session.control.collect((self.segment, self.memory), "collecting the plan")
         if self.session.rank:
             return
-        print(f"engine {self.engine.name}, scan {self.job.route}, output {self.disk} bytes, options {self.options}")
+        print(f"engine {self.engine.name}, scan {self.job.scan}, output {self.disk} bytes, options {self.options}")
         for segment, memory in rows:
             pieces = ", ".join(f"{p.sequence}[{p.start}:{p.stop}]" for p in segment.pieces)
             print(f"rank {segment.rank}: tokens {segment.start}:{segment.stop}, about {memory} bytes of memory, "
@@ -119,7 +118,7 @@ class _Run:
         if self.job.check_finite:
             self.session.together(self._check_finite)
         with self.clock("prepare"):
-            problem = self._take_to_engine()
+            problem = self.problem = self._take_to_engine()
         forward = problem.forward(self.initial_states, save=self.job.backward)
         gradients = None
         if self.job.backward:
@@ -141,7 +140,7 @@ class _Run:
         operands = self.engine.take(self.operands)
         if self.job.backward:
             self.d_out = self.engine.take_array(self.d_out)
-        return RankProblem(self.engine, self.transport, ROUTES[self.job.route], self.segments, operands, self.options,
+        return RankProblem(self.engine, self.transport, self.job.scan, self.segments, operands, self.options,
                            self.clock, self.convolution)
 
     def _read(self):

@@ -61,7 +61,7 @@ def describe(run, skips, input_digest):
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     report = {
-        "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
+        "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.problem.route.name, "scan_reason": run.problem.reason,
         "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
         "ranks": rows, "decay_skip": skips,
     }

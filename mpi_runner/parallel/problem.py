@@ -5,11 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from kda_engine.arrays import array_module, to_host
+from kda_engine.errors import InputError
 
 from ..clock import Clock
 from . import skips
 from .boundary import BACKWARD, FORWARD, Crossings
 from .convolution import CHANNELS
+from .rates import TYPICAL
+from .routes import ROUTES
+from .routes.choice import choose
 from .share import Share
 from .work import BackwardSide, ForwardSide
 
@@ -19,11 +23,12 @@ class RankForward:
     """What one rank's forward yields.
 
     side: outputs by group (`results`) and boundary matrices. final_states [ended,HV,K,V]: of the sequences that end
-    here, NumPy. skips: the decay decisions; transitions: the route's own, for the way back.
+    here, NumPy. route: by which it went; skips: the decay decisions; transitions: the route's own, for the way back.
     """
 
     side: ForwardSide
     final_states: np.ndarray
+    route: object
     skips: object
     transitions: object
 
@@ -57,12 +62,17 @@ class RankGradients:
 class RankProblem:
     """One rank's part of a problem whose sequences are cut over the ranks of `transport`.
 
-    segments: of all ranks, the same everywhere. operands: this rank's tokens, where the engine works. route: one of
-    `routes.ROUTES`. convolution: a `ShareConvolution` whose outputs q, k and v of `operands` are, or None.
+    scan: "auto" or a name of `routes.ROUTES`. segments: of all ranks, the same everywhere. operands: this rank's
+    tokens, where the engine works. convolution: a `ShareConvolution` whose outputs q, k and v of `operands` are, or
+    None. nodes: by rank the name of its machine; asked for when absent.
+
+    route, reason: the route that the last forward took, and why. On construction collective.
     """
 
-    def __init__(self, engine, transport, route, segments, operands, options, clock=None, convolution=None):
-        self.transport, self.route, self.segments, self.options = transport, route, segments, options
+    def __init__(self, engine, transport, scan, segments, operands, options, clock=None, convolution=None, nodes=None):
+        self.transport, self.scan, self.segments, self.options = transport, scan, segments, options
+        self.route, self.reason = ROUTES.get(scan), "asked for"
+        self.nodes = transport.control.nodes() if nodes is None else tuple(nodes)
         self.segment = segments[transport.rank]
         self.share = Share.of(self.segment, operands)
         self.engine, self.clock = transport.stage(engine), clock or Clock()
@@ -77,12 +87,18 @@ class RankProblem:
         states = self._states(initial_states, len(self.segment.started), from_end=True)
         side = ForwardSide(self.engine, self.clock, self.options, self.segment, self.share, states, save=save)
         decided = None
-        if self.route.summarises:
+        if self.route is None or self.route.summarises:
             with self.clock("summarise"):
                 decided = skips.decide(self.share, self.segments, self.options, self.engine, self.transport.control,
                                        save)
-        transitions = self.route.walk(side, self._crossings(FORWARD, decided), decided, self.transport, None)
-        return RankForward(side, side.reached[: len(self.segment.ended)], decided, transitions)
+        crossings = self._crossings(FORWARD, decided)
+        if self.scan == "auto":
+            self.route, self.reason = choose(crossings, TYPICAL)
+        elif not self.route.covers(crossings):
+            raise InputError(f"scan: {self.scan!r} needs runs in which no rank's transition matters, and here one does; "
+                             "choose auto, or a decay skip that drops it")
+        transitions = self.route.walk(side, crossings, decided, self.transport, None)
+        return RankForward(side, side.reached[: len(self.segment.ended)], self.route, decided, transitions)
 
     def backward(self, forward, d_out, d_final_states=None):
         """The `RankGradients` behind a forward with `save`. Collective.
@@ -94,8 +110,8 @@ class RankProblem:
         states = self._states(d_final_states, len(self.segment.ended), from_end=False)
         side = BackwardSide(self.engine, self.clock, self.options, self.segment, self.share, states, d_outs=d_outs,
                             forwards=forward.side.results)
-        self.route.walk(side, self._crossings(BACKWARD, forward.skips), forward.skips, self.transport,
-                        forward.transitions)
+        forward.route.walk(side, self._crossings(BACKWARD, forward.skips), forward.skips, self.transport,
+                           forward.transitions)
         started = side.reached[len(side.reached) - len(self.segment.started) :]
         parameters, raw = self._reduce(side)
         return RankGradients(side, started, parameters, raw)
@@ -120,8 +136,8 @@ class RankProblem:
         operands = self.share.operands
         sizes = operands.value_heads, operands.K, operands.V, operands.state_dtype.itemsize
         if decided is None:
-            return Crossings.exact(direction, self.segments, *sizes)
-        return Crossings(direction, self.segments, *sizes, decided.kept)
+            return Crossings.exact(direction, self.segments, *sizes, self.nodes)
+        return Crossings(direction, self.segments, *sizes, decided.kept, self.nodes)
 
     def _reduce(self, side):
         """(gradients of everything all tokens share, summed over all ranks; the convolution's input gradients)."""
