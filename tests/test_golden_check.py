@@ -6,6 +6,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from launcher import launch
@@ -16,6 +17,7 @@ from kda_engine.engines.host import HostEngine
 from kda_engine.evaluation import evaluate, reference
 from kda_engine.hdf5.golden import read_golden, write_golden
 from kda_engine.hdf5.results import write_results
+from mpi_runner.__main__ import main
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS, USAGE
 from mpi_runner.goldens import sources
@@ -58,6 +60,19 @@ def test_an_output_made_elsewhere(made, capsys):
         assert judged(golden, {**results, name: x[:-1]}, capsys) == (MISMATCH, [name])
     without = {name: x for name, x in results.items() if name != "grads/dk"}
     assert judged(golden, without, capsys) == (MISMATCH, ["grads/dk"])
+
+
+def test_an_output_written_with_h5py_alone(made, capsys):
+    golden, results = made
+    with h5py.File(golden.parent / "bare.h5", "w") as file:
+        for name, x in results.items():
+            file[name] = x
+    assert check("--output", golden.parent / "bare.h5", golden) == PASS
+    with h5py.File(golden.parent / "bare.h5", "r+") as file:
+        file["grads/dk"][3, 1, 2] += 1
+    assert check("--output", golden.parent / "bare.h5", golden) == MISMATCH
+    assert main(["compare", str(golden.parent / "bare.h5"), str(golden)]) == MISMATCH
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line] == ["grads/dk"] * 2
 
 
 def test_a_forward_alone_is_judged_as_one(made, capsys):
