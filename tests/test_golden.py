@@ -152,8 +152,8 @@ def test_new_keeps_the_manifest_and_existing_files(tmp_path):
 
 def test_list_names_what_goldens_hold(capsys):
     assert run("list") == PASS
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == FILES
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == FILES and last == f"{len(FILES)} goldens in {DATA}"
     assert any("gate=softplus" in line and "float64" in line for line in lines)
 
 
@@ -284,6 +284,16 @@ def test_nothing_compared_is_not_a_pass(tmp_path, monkeypatch, capsys):
         assert f"no goldens in {tmp_path}" in capsys.readouterr().err
     with pytest.raises(kda.InputError, match="expected a folder with goldens, got one without any .h5 file"):
         run("list", tmp_path)
+
+
+def test_a_name_alone_is_one_that_came_along(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("list", "ragged.h5") == PASS
+    assert run("list", "none.h5") == GOLDEN
+    make(tmp_path / "ragged.h5")
+    capsys.readouterr()
+    # One's own comes first.
+    assert run("list", "ragged.h5") == PASS and "packed" in capsys.readouterr().out
 
 
 def test_a_folder_stands_for_its_goldens(tmp_path, capsys):

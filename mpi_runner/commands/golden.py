@@ -24,7 +24,7 @@ from ..launched import launched, launched_rank
 SIZES = ("tokens", "heads", "value_heads", "K", "V", "sequences")
 SUITE_SIZES = {"tokens": "tokens in all", "heads": "query/key heads", "value_heads": "value heads",
                "K": "key head size", "V": "value head size"}
-FILES = "a golden, or a folder of goldens (those that come with the program)"
+FILES = "a golden, or a folder of goldens (all that come with the program)"
 
 
 def add(subparsers):
@@ -117,6 +117,8 @@ def list_goldens(args):
         print(f"{os.path.basename(path):28} {case.name:22} {case.v.dtype.name:9} T={T} H={H} HV={HV} K={K} V={V} "
               f"N={len(case.cu_seqlens) - 1} gate={case.options.gate} beta={case.options.beta} "
               f"tolerance={golden.tolerance:.0e} tensors={len(golden.results)}")
+    if not args.files:
+        print(f"{len(paths)} goldens in {shipped()}")
     return code
 
 

@@ -19,7 +19,8 @@ def shipped():
 
 
 def find(names):
-    """Paths of goldens, texts: `names` as they are, in place of a folder those in it. No names: those that came along.
+    """Paths of goldens, texts: files as they are named, in place of a folder those in it, and of those that came along
+    their file name is enough. No names: all that came along.
 
     Raises InputError for a folder without goldens, GoldenError for a manifest that cannot be read.
     """
@@ -28,7 +29,8 @@ def find(names):
     paths = []
     for name in names:
         if not os.path.isdir(name):
-            paths.append(name)
+            own = os.path.join(shipped(), name)
+            paths.append(own if not os.path.lexists(name) and os.path.isfile(own) else name)
             continue
         found = _listed(name) or sorted(str(path) for path in Path(name).glob("*.h5"))
         if not found:
