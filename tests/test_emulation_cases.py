@@ -29,11 +29,16 @@ def test_most_cases_are_covered():
     assert len(NAMES) >= 45 and {"relay", "thousands", "grouped-heads", "conv", "empty-all"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("dtype, piece", (("bfloat16", None), ("float16", 2)))
+@pytest.mark.parametrize("dtype, piece", (("bfloat16", None), ("float16", 4)))
 @pytest.mark.parametrize("name", NAMES)
 def test_case(name, dtype, piece):
     """piece: chunks to which the chain's plan may cut sequences."""
     hold(make(name, dtype), EmulatedEngine(piece=piece))
+
+
+@pytest.mark.parametrize("name", ("packed", "ragged", "strong", "weak", "repeat", "softplus-logit", "thousands"))
+def test_many_cuts(name):
+    hold(make(name, "bfloat16"), EmulatedEngine(piece=2))
 
 
 @pytest.mark.parametrize("reach", (0.5, 8.0, 20.0, 90.0, 300.0, 1e4))

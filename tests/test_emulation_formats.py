@@ -74,11 +74,17 @@ def test_constants_are_those_of_the_sources():
     assert constant("kGrowth") == CHUNK and constants.sampled_state_step() == 9
 
 
-def test_constants_that_sources_define_differently_are_refused():
-    with pytest.raises(ValueError, match="kWarps"):
-        constant("kWarps")
+def test_constants_of_sources(tmp_path):
+    (tmp_path / "a.cuh").write_text("constexpr bool kOne = KDA_BOUNDED != 0;  // constexpr int kTwo = 5;\n"
+                                    "static constexpr float kTwo = kOne ? 1.0f / 4.0f : 1e-6f;\n"
+                                    "constexpr int kThree =\n    7 / 2;\nconstexpr int kFour = 1;\n")
+    (tmp_path / "b.cu").write_text("constexpr int kThree = 3;\nconstexpr int kFour = kThree - 1;\n")
+    assert constants.find(tmp_path, "kOne", False) is False and constants.find(tmp_path, "kThree", True) == 3
+    assert [constants.find(tmp_path, "kTwo", bounded) for bounded in (True, False)] == [0.25, float(np.float32(1e-6))]
+    with pytest.raises(ValueError, match="kFour"):
+        constants.find(tmp_path, "kFour", True)
     with pytest.raises(KeyError):
-        constant("kNoSuchThing")
+        constants.find(tmp_path, "kFive", True)
 
 
 def test_every_pair_of_tokens_meets_on_one_level():

@@ -14,44 +14,22 @@ _DEFINITION = re.compile(r"\bconstexpr\s+(?P<type>\w+)\s+(?P<name>k\w+)\s*=\s*(?
 _NUMBER = re.compile(r"\b((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)[fFuU]\b")
 
 
-@cache
-def _definitions():
-    """{name: set of (type, expression)} of every constexpr in the sources."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.cu*")):
-        text = re.sub(r"//[^\n]*", "", path.read_text())
-        for match in _DEFINITION.finditer(text):
-            found.setdefault(match["name"], set()).add((match["type"], " ".join(match["value"].split())))
-    return found
-
-
-@cache
 def constant(name, bounded=True):
     """The value of a constexpr of the kernels: an int, a bool or a float32 value as Python float.
 
     bounded: whether of the kernels for gates with a bound. Raises KeyError for a name that no source defines, and
     ValueError for one that sources define differently.
     """
-    values = {_evaluate(kind, expression, bounded) for kind, expression in _definitions()[name]}
+    return find(ROOT, name, bounded)
+
+
+@cache
+def find(root, name, bounded):
+    """`constant` of the sources under a folder."""
+    values = {_evaluate(root, kind, expression, bounded) for kind, expression in _definitions(root)[name]}
     if len(values) != 1:
-        raise ValueError(f"{name}: expected one value in {ROOT}, got {sorted(values)}")
+        raise ValueError(f"{name}: expected one value in {root}, got {sorted(values)}")
     return values.pop()
-
-
-def _evaluate(kind, expression, bounded):
-    text = _NUMBER.sub(r"\1", expression)
-    # a ? b : c; none of the constants has one inside another.
-    text = re.sub(r"^(.+?)\?(.+?):(.+)$", r"((\2) if (\1) else (\3))", text)
-    if kind in ("int", "u32", "u64", "i64"):
-        text = text.replace("/", "//")
-    names = {}
-    for word in set(re.findall(r"\b(?:k[A-Z]\w*|KDA_\w+)\b", text)):
-        names[word] = (bounded if word == "KDA_BOUNDED" else CHUNK if word == "KDA_CHUNK"
-                       else constant(word, bounded))
-    if "KDA_BOUNDED" in names:
-        text = text.replace("!= 0", "")
-    value = eval(text, {"__builtins__": {}}, names)  # noqa: S307: the project's own sources
-    return float(np.float32(value)) if kind == "float" else value
 
 
 @cache
@@ -62,3 +40,27 @@ def sampled_state_step():
     if len(steps) != 1:
         raise ValueError(f"seems_small: expected one step over a lane's values in {ROOT}, got {sorted(steps)}")
     return steps.pop()
+
+
+@cache
+def _definitions(root):
+    """{name: set of (type, expression)} of every constexpr in the sources."""
+    found = {}
+    for path in sorted(root.rglob("*.cu*")):
+        text = re.sub(r"//[^\n]*", "", path.read_text())
+        for match in _DEFINITION.finditer(text):
+            found.setdefault(match["name"], set()).add((match["type"], " ".join(match["value"].split())))
+    return found
+
+
+def _evaluate(root, kind, expression, bounded):
+    text = _NUMBER.sub(r"\1", expression)
+    # a ? b : c; none of the constants has one inside another.
+    text = re.sub(r"^(.+?)\?(.+?):(.+)$", r"((\2) if (\1) else (\3))", text)
+    if kind in ("int", "u32", "u64", "i64"):
+        text = text.replace("/", "//")
+    names = {"KDA_CHUNK": CHUNK, "KDA_BOUNDED": int(bounded)}
+    for word in set(re.findall(r"\bk[A-Z]\w*\b", text)):
+        names[word] = find(root, word, bounded)
+    value = eval(text, {"__builtins__": {}}, names)  # noqa: S307: the project's own sources
+    return float(np.float32(value)) if kind == "float" else value
