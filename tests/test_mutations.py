@@ -21,7 +21,7 @@ MUTATIONS = {
         "mpi_runner/parallel/problem.py", 'total = self.transport.sum(flat, "summing the parameter gradients")',
         "total = flat"),
     "M in place of its transpose": (
-        "kda_engine/affine.py", "array_module(self.M).swapaxes(self.M, -1, -2) @ d_state", "self.M @ d_state"),
+        "mpi_runner/parallel/boundary.py", "return M if self.sign > 0 else np.swapaxes(M, -1, -2)", "return M"),
     "gates of head 0 for all heads": (
         "kda_engine/gate.py", "log_decay=gate.log_decay(operands.g.astype(dtype, copy=False))",
         "log_decay=module.repeat(gate.log_decay(operands.g.astype(dtype, copy=False))[:, :1], "

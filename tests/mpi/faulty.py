@@ -52,7 +52,7 @@ def misbehave(fault, rank):
     def failing_bounds(self, *given, **named):
         raise RuntimeError("planted fault in bounds")
 
-    def failing_slabs(self):
+    def failing_slabs(self, rank):
         raise RuntimeError("planted fault in writing")
 
     def failing_read(self, name, start, stop):
