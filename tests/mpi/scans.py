@@ -102,6 +102,7 @@ def main():
     engine = make_engine("numpy", control.progress, 1)
     random_source = random.Random(2)
     failures, compared, refused, taken = [], 0, 0, {}
+    import faulthandler; faulthandler.dump_traceback_later(100, exit=True)
     for name, case in problems():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
