@@ -122,6 +122,7 @@ SPOILT = {
     "v": {"out": (16, 95), "dq": (16, 95), "dk": (16, 95), "dv": None, "dg": (0, 95), "dbeta": (16, 95)},
     "g": {"out": (16, 95), "dq": (16, 95), "dk": (0, 95), "dv": (0, 31), "dg": (0, 95), "dbeta": (0, 95)},
     "beta": {"out": (16, 95), "dq": (16, 95), "dk": (0, 95), "dv": (0, 31), "dg": (0, 95), "dbeta": (0, 95)},
+    "d_out": {"out": None, "dq": (16, 31), "dk": (0, 31), "dv": (0, 31), "dg": (0, 31), "dbeta": (0, 31)},
 }
 
 
@@ -141,6 +142,20 @@ def test_what_a_token_that_is_not_finite_spoils(name):
         # The other head, and what comes before the chunk, are the same to the last bit.
         assert np.array_equal(found[result][:, 1], whole[result][:, 1]), result
     assert np.array_equal(found["out"][:16], whole["out"][:16])
+
+
+@pytest.mark.parametrize("name, results_of, columns, rows", (("v", "out", (0, 16), 16), ("d_out", "dq", (0, 128), 16),
+                                                             ("d_out", "dv", (0, 16), 0)))
+def test_an_infinity_hides_its_neighbours(name, results_of, columns, rows):
+    """In channel 3 of token 20: what shares its unit is lost, though it is finite."""
+    case = make("weak", heads=2)
+    spoilt = getattr(case, name).copy()
+    spoilt[20, 0, 3] = np.inf
+    found, expected = results(replace(case, **{name: spoilt}))
+    a, b = (x[results_of].astype("f8")[rows:32, 0] for x in (found, expected))
+    wrong = np.isfinite(a) & np.isfinite(b) & (np.abs(a - np.where(np.isfinite(b), b, 0)) > 0.1 * np.std(b[np.isfinite(b)]))
+    seen = np.flatnonzero(wrong.any(axis=0))
+    assert wrong.sum() > 100 and columns[0] <= seen[0] and seen[-1] < columns[1]
 
 
 @pytest.mark.parametrize("nats, right", ((8, True), (12, False), (17, False)))
