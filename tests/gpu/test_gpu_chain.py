@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_run import check, stages
+from device_run import check
+from stages import stages
 
 from kda_engine import cases, layout
 from kda_engine.arrays import to_host

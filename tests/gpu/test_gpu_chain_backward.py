@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from device_run import check
-from gradient_run import check_gradients, gradients
+from gradient_run import check_gradients
+from stages import gradients
 from test_gpu_chain import DTYPES, NAMES, tuned
 
 import kda_engine as kda
