@@ -1,4 +1,4 @@
-"""What the certified rule dropped at cuts within a device, and the bound on what that cost: found when it is asked for."""
+"""What the certified rule dropped at cuts within a device, and bounds on what that cost, found when asked for."""
 
 from dataclasses import dataclass
 

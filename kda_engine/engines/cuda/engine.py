@@ -55,5 +55,5 @@ class CudaEngine(Engine):
 
     def _told(self, drops):
         """Calls that each give a report's rows on what was dropped at the cuts of one slab."""
-        return tuple(partial(cuts.rows, self.measure, *((0, 0) if slab is None else (slab.tokens.start, slab.sequences.start)))
-                     for slab, cuts in drops) if drops else ()
+        return tuple([partial(cuts.rows, self.measure, slab.tokens.start, slab.sequences.start)
+                      for slab, cuts in drops]) if drops else ()

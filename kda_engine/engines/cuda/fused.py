@@ -60,10 +60,9 @@ def record_bytes(problem):
 
 
 def forward(problem, initial_state, save, out, final_state):
-    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32; returns (Record if `save`, Cuts if
-    some were certified), None for what there is not.
+    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32.
 
-    initial_state: the true ones, None for zeros.
+    initial_state: the true ones, None for zeros. Returns (Record if `save`, Cuts if some were certified), else None.
     """
     certified = problem.options.skip == "certified"
     plan = plan_for(problem, certified)

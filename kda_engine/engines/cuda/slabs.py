@@ -72,7 +72,7 @@ def cut_slabs(cu_seqlens, chunks):
 def forward(path, operands, problem, initial_state, save, poll):
     """(out [T,HV,V] of the element type, final state [N,HV,K,V], Kept or None, drops). initial_state: None for zeros.
 
-    drops: (Slab, Cuts) wherever cuts were certified; of one slab None stands for the Slab.
+    drops: (Slab, Cuts) wherever cuts were certified.
     problem: the whole of `operands` as a Problem.
     """
     chunks = _chunks(problem, path.forward_bytes(problem, save))
@@ -80,7 +80,8 @@ def forward(path, operands, problem, initial_state, save, poll):
     if chunks is None:
         final_state = problem.empty_states()
         record, cuts = path.forward(problem, initial_state, save, out, final_state)
-        return out, final_state, Kept(path.of_backward, record) if save else None, () if cuts is None else ((None, cuts),)
+        kept = Kept(path.of_backward, record) if save else None
+        return out, final_state, kept, () if cuts is None else ((whole(operands), cuts),)
     state, slabs, entering, drops = _states(initial_state, operands), cut_slabs(operands.cu_seqlens, chunks), [], []
     for slab in slabs:
         poll()
@@ -137,7 +138,7 @@ def backward(saved, d_out, d_final_state, target, poll):
         gradients = _empty_gradients(operands, part.v.dtype)
         d_state, *sums, cuts = kept.path.backward(part, kept.record, None, d_whole,
                                                   contiguous(d_final_state, d_final_state.dtype), gradients)
-        return _handed_out(given, gradients, sums, d_state), () if cuts is None else ((None, cuts),)
+        return _handed_out(given, gradients, sums, d_state), () if cuts is None else ((whole(given), cuts),)
     slabs, entering = kept.slabs, kept.entering
     if slabs is None:
         slabs = cut_slabs(operands.cu_seqlens, kept.path.backward_chunks(operands))
