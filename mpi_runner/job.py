@@ -12,10 +12,10 @@ from kda_engine.options import Options
 CHOICES = {
     "engine": ("auto", *ENGINES),
     "scan": ("auto", "neighbour", "chain", "allgather", "heads", "exscan", "levels", "serial"),
-    "transport": ("auto", "mpi", "device", "nccl"),
+    "transport": ("auto", "mpi", "ipc", "nccl", "device"),
     "io": ("gather", "shards"),
 }
-NOT_BUILT = {"transport": ("device", "nccl")}
+NOT_BUILT = {"transport": ("ipc", "nccl", "device")}
 
 # Fields of Options that the input file fixes; saying them again may only confirm them.
 OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")

@@ -19,10 +19,11 @@ from .clock import Clock
 from .gathering import write_gathered, write_shards
 from .output_parts import output_parts
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
-from .parallel.problem import RankProblem
+from .parallel.problem import RankProblem, UnsuitableScan
 from .parallel.transports import TRANSPORTS
 from .progress import Progress
 from .report import Digest, describe
+from .session import AgreedError
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 
@@ -119,7 +120,10 @@ class _Run:
             self.session.together(self._check_finite)
         with self.clock("prepare"):
             problem = self.problem = self._take_to_engine()
-        forward = problem.forward(self.initial_states, save=self.job.backward)
+        try:
+            forward = problem.forward(self.initial_states, save=self.job.backward)
+        except UnsuitableScan as error:
+            raise AgreedError(str(error)) from None
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)

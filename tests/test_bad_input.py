@@ -73,7 +73,7 @@ BROKEN = {
     "no values": (edit(lambda f: replace(f, "k", h5py.Empty("f4"))), [], ("in.h5", "/inputs/k", "no values")),
     "option as an array": (edit(lambda f: f["inputs"].attrs.__setitem__("gate", np.array(["softplus"], object))), [],
                            ("in.h5", "gate", "expected")),
-    "not built": (lambda path: None, ["--scan", "exscan"], ("exscan", "not built")),
+    "not built": (lambda path: None, ["--transport", "nccl"], ("nccl", "not built")),
     "no tolerance": (lambda path: None, ["--decay-skip", "certified"], ("tolerance",)),
 }
 

@@ -69,6 +69,8 @@ def make_plan(shape, ranks, backward, rates=None):
     state, transition = state_sizes(shape.HV, shape.K, shape.V, f"f{width}")
     both, scans = crossings(segments, shape.HV, shape.K, shape.V, f"f{width}", backward), {}
     for scan, route in ROUTES.items():
+        if not all(map(route.covers, both)):
+            continue
         sent = boundary_bytes(route, both)
         scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent),
                        "memory_bytes": max(max(route.held(one)) for one in both)}

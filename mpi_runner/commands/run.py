@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..job import CHOICES, Job
+from ..job import CHOICES, NOT_BUILT, Job
 
 
 def add(subparsers):
@@ -15,10 +15,11 @@ def add(subparsers):
     switch("backward", "also compute all gradients; the input must hold d_out")
     parser.add_argument("--engine", choices=CHOICES["engine"], help="who computes (auto)")
     parser.add_argument("--scan", choices=CHOICES["scan"], help="how boundary states travel (auto)")
-    parser.add_argument("--transport", choices=CHOICES["transport"], help="what carries them (auto)")
+    parser.add_argument("--transport", choices=CHOICES["transport"], metavar=_built("transport"),
+                        help="what carries them (auto)")
     parser.add_argument("--decay-skip", choices=("exact", "certified", "sampled"), help="when to drop a transition")
     parser.add_argument("--tolerance", type=float, help="bound on the norm of a dropped transition (0)")
-    switch("reproducible", "the same bits at every rank count")
+    parser.add_argument("--reproducible", action="store_true", help=argparse.SUPPRESS)
     switch("check-finite", "look for NaN, infinities and positive log decay first")
     switch("save-boundary", "write the ranks' boundary matrices too")
     parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
@@ -36,6 +37,11 @@ def add(subparsers):
     operator.add_argument("--scale", type=float)
     operator.add_argument("--state-layout")
     parser.set_defaults(run=main)
+
+
+def _built(option):
+    """The values of an option that a help text shows."""
+    return "{" + ",".join(value for value in CHOICES[option] if value not in NOT_BUILT[option]) + "}"
 
 
 def main(args):

@@ -18,6 +18,10 @@ from .share import Share
 from .work import BackwardSide, ForwardSide
 
 
+class UnsuitableScan(InputError):
+    """The scan that was asked for cannot carry this run; every rank raises it at the same place."""
+
+
 @dataclass
 class RankForward:
     """What one rank's forward yields.
@@ -91,12 +95,12 @@ class RankProblem:
             with self.clock("summarise"):
                 decided = skips.decide(self.share, self.segments, self.options, self.engine, self.transport.control,
                                        save)
-        crossings = self._crossings(FORWARD, decided)
+        crossings = self.crossings(FORWARD, decided)
         if self.scan == "auto":
             self.route, self.reason = choose(crossings, TYPICAL)
         elif not self.route.covers(crossings):
-            raise InputError(f"scan: {self.scan!r} needs runs in which no rank's transition matters, and here one does; "
-                             "choose auto, or a decay skip that drops it")
+            raise UnsuitableScan(f"scan: {self.scan!r} needs a run in which no rank's transition matters, and in this "
+                                 "run one does; choose auto, or a decay skip that drops it")
         transitions = self.route.walk(side, crossings, decided, self.transport, None)
         return RankForward(side, side.reached[: len(self.segment.ended)], self.route, decided, transitions)
 
@@ -110,7 +114,7 @@ class RankProblem:
         states = self._states(d_final_states, len(self.segment.ended), from_end=False)
         side = BackwardSide(self.engine, self.clock, self.options, self.segment, self.share, states, d_outs=d_outs,
                             forwards=forward.side.results)
-        forward.route.walk(side, self._crossings(BACKWARD, forward.skips), forward.skips, self.transport,
+        forward.route.walk(side, self.crossings(BACKWARD, forward.skips), forward.skips, self.transport,
                            forward.transitions)
         started = side.reached[len(side.reached) - len(self.segment.started) :]
         parameters, raw = self._reduce(side)
@@ -132,7 +136,8 @@ class RankProblem:
             states[slice(len(states) - count, None) if from_end else slice(0, count)] = given
         return states
 
-    def _crossings(self, direction, decided):
+    def crossings(self, direction, decided):
+        """The `Crossings` of one direction with the decisions of `skips.decide`, None for those that drop nothing."""
         operands = self.share.operands
         sizes = operands.value_heads, operands.K, operands.V, operands.state_dtype.itemsize
         if decided is None:

@@ -42,6 +42,9 @@ class ChainRoute(Scanned):
         sends[-1] = 0
         return sends * len(chain.heads) * K * V
 
+    def scan_held(self, chain, K, V):
+        return len(chain.heads) * K * V
+
     def scan_seconds(self, chain, crossings, rates):
         """The first part through all ranks, then the other parts at the distance of one."""
         K, V, parts = crossings.K, crossings.V, _parts(len(chain.heads))

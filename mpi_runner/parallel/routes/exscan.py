@@ -20,6 +20,9 @@ class Exscan(Scanned):
     def scan_sent(self, chain, K, V, direction):
         return scan_values(chain, K, V)
 
+    def scan_held(self, chain, K, V):
+        return len(chain.heads) * K * (K + V)
+
     def depth(self, chain):
         rounds = max(0, chain.feeding - 1).bit_length()
         return rounds + 1, rounds + 1, 2 * rounds * len(chain.heads)
@@ -30,19 +33,21 @@ def scan(chain, position, pair, link, name):
     ranks, heads, feeding = chain.ranks, len(chain.heads), chain.feeding
     sending = []
     for distance, covered in _rounds(chain):
+        # One buffer to send from and one to receive into serve all rounds, so memory does not grow with them.
+        yield sending
         if position + distance < feeding:
-            sending += link.send(f"{name} to {distance}", ranks[position + distance], pair.S,
-                                 pair.M, covered[position])
+            sending = link.send(f"{name} to", ranks[position + distance], pair.S, pair.M, covered[position])
         if distance <= position < feeding:
-            arriving, arrived = link.receive(f"{name} from {distance}", ranks[position - distance], heads,
+            arriving, arrived = link.receive(f"{name} from", ranks[position - distance], heads,
                                              covered[position - distance])
             yield arriving
             pair = after(pair, arrived())
-    state = None
+    yield sending
+    sending, state = [], None
     if position < feeding:
-        sending += link.send(f"{name} on", ranks[position + 1], pair.S)
+        sending = link.send(f"{name} to", ranks[position + 1], pair.S)
     if position > 0:
-        arriving, arrived = link.receive(f"{name} in", ranks[position - 1], heads)
+        arriving, arrived = link.receive(f"{name} from", ranks[position - 1], heads)
         yield arriving
         state = arrived().S
     yield sending

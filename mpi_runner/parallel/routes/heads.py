@@ -24,6 +24,11 @@ class Heads(Scanned):
     def scan_sent(self, chain, K, V, direction):
         return _sent(_Groups(chain, self._groups(chain), direction), K, V)
 
+    def scan_held(self, chain, K, V):
+        groups = _Groups(chain, self._groups(chain), FORWARD)
+        size, part = max(len(group) for group in groups.ranges), -(-len(chain.heads) // groups.slots)
+        return size * part * K * (K + V) + len(chain.heads) * K * V
+
     def depth(self, chain):
         groups = _Groups(chain, self._groups(chain), FORWARD)
         size = max(len(group) for group in groups.ranges)

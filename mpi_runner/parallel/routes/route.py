@@ -24,7 +24,7 @@ class Route:
         raise NotImplementedError
 
     def held(self, crossings):
-        """Bytes of boundary matrices of other ranks that each rank holds at once in one direction, a list."""
+        """Bytes of other ranks' boundary matrices that each rank holds at once in one direction, a list."""
         raise NotImplementedError
 
     def seconds(self, crossings, rates, rate):

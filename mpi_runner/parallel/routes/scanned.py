@@ -166,8 +166,17 @@ class Scanned(Route):
         return sent
 
     def held(self, crossings):
-        """What is received is as much as is sent, but for where the chains begin and end."""
-        return [max(self.sent(crossings), default=0)] * crossings.ranks
+        """Bytes of other ranks' boundary matrices that each rank holds at once in one direction, a list."""
+        K, V, values = crossings.K, crossings.V, np.zeros(crossings.ranks, np.int64)
+        for chain in crossings.chains:
+            values[list(chain.ranks[1:])] += len(chain.handed_on.heads) * K * V
+            if len(chain.scanned.heads):
+                values[list(chain.ranks)] += self.scan_held(chain.scanned, K, V)
+        return (values * crossings.width).tolist()
+
+    def scan_held(self, chain, K, V):
+        """The most values of other positions that a position holds at once in a scan."""
+        raise NotImplementedError
 
     def exchange_seconds(self, crossings, rates):
         """Of the slowest chain, its neighbours' messages and its scan one after the other."""
