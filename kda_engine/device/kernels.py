@@ -23,7 +23,7 @@ LARGEST_SIZE = KEY_SIZES[-1]
 WIDE_COLUMNS = 128
 TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
-STEP_COLUMNS = 32
+STEP_COLUMNS = 128
 
 # The fused chain: its K and V, the types it takes, the value columns a block of it may have, and its shared memory (the
 # kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences has of columns and
@@ -285,7 +285,7 @@ KERNELS = {
             _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial", "cu_seqlens") + _integers("heads")
             + _SIZES + _ACTIVATION + _pointers("out", "final"),
             variants=_general,
-            threads=lambda variant: 256,
+            threads=lambda variant: 2 * variant.key_size,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], STEP_COLUMNS),
         ),

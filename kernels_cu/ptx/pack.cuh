@@ -14,3 +14,10 @@ __device__ inline u32 pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
+
+// Beyond the largest float16 that one; NaN stays NaN.
+__device__ inline u32 pack_f16_saturated(float low, float high) {
+    u32 y;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}

@@ -124,39 +124,39 @@ __device__ void shrink_rows(u32 tile, float2& norm, int lane) {
     __syncwarp();
 }
 
-// Turns a loaded slot into operands. bias: of all channels, scaled; raw_beta is that of token lane % 16 if it exists, on
-// its way from global memory; strongest: what a beta near 1 stands for.
-__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, const Gates& head, Element raw_beta,
-                              float strongest, int length, float2 key_norm, float2 query_norm, int lane) {
-    shrink_rows(slot + Slot::kKey, key_norm, lane);
-    if constexpr (kQueries) shrink_rows(slot + Slot::kQuery, query_norm, lane);
+// What the operands' factors need beside the gates: log2 reciprocal norms of keys, those of queries over them, of rows
+// lane / 4 and lane / 4 + 8; log2 decay of a gate's unit.
+struct Norms {
+    float2 key, query_ratio;
+    float unit;
+};
+
+// K+, Q+, Kr and e^gamma_C of a slot, and its triangles. kFar: of a chunk whose gates are activated and span more than
+// factors from its start do; levels: more than those from its middle do, too. activate: of a register of raw gates.
+template <bool kFar, typename Activate>
+__device__ Triangles make_operands(unsigned char* memory, u32 slot, const Norms& norms, bool levels, int lane,
+                                   Activate&& activate) {
     const int g = lane >> 2, t = lane & 3;
     const u32 fragment = slot + SwizzledTile::rows_first(lane);
+    const float unit = norms.unit;
 
     // Row i of the first sums tokens 0 to i, every row of the second all of them.
     const u32 triangle = (2 * t <= g ? 0x3c00u : 0u) | (2 * t + 1 <= g ? 0x3c000000u : 0u);
     const u32 running[4] = {triangle, 0x3c003c00u, 0u, triangle};
     const u32 all[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
 
-    // Q+ leaves with q's own norm though its exponential carries k's.
-    const float2 query_ratio =
-        make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y));
-
     Triangles triangles;
-    const float unit = head.unit;
-    // Unbounded: how what goes back from a chunk's place is summed, and the share of a channel's units before that place.
-    bool deep = false;
+    // Far: how the decays behind a token are summed, and the share of a channel's units before the factors' place.
     u32 back[4];
     float back_unit, place_unit;
-    if constexpr (!kBounded) {
-        deep = is_deep(slot, head, bias, lane);
-        if (deep) triangles.multiply_deep(slot, head, bias, key_norm, query_ratio, lane);
+    if constexpr (kFar) {
+        if (levels) triangles.multiply_deep(slot, unit, norms.key, norms.query_ratio, lane);
         // Row i sums the tokens behind i to the chunk's end, or those up to i to be taken from what is before the middle.
         const u32 later = triangle ^ 0x3c003c00u;
-        back[0] = deep ? later : running[0], back[1] = deep ? 0u : running[1];
-        back[2] = deep ? 0x3c003c00u : running[2], back[3] = deep ? later : running[3];
-        back_unit = deep ? unit : -unit;
-        place_unit = deep ? 0.0f : 0.5f * unit;
+        back[0] = levels ? later : running[0], back[1] = levels ? 0u : running[1];
+        back[2] = levels ? 0x3c003c00u : running[2], back[3] = levels ? later : running[3];
+        back_unit = levels ? unit : -unit;
+        place_unit = levels ? 0.0f : 0.5f * unit;
     }
 #pragma unroll kPrepareUnroll
     for (int step = 0; step < kSteps; ++step) {
@@ -169,9 +169,8 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         float decays[4];
 #pragma unroll
         for (int group = 0; group < 2; ++group) {
-            const float channel_bias = bias[16 * step + 8 * group + g];
-            const u32 early = head.pair(gates[2 * group], channel_bias);
-            const u32 late = head.pair(gates[2 * group + 1], channel_bias);
+            const int channel = 16 * step + 8 * group + g;
+            const u32 early = activate(gates[2 * group], channel), late = activate(gates[2 * group + 1], channel);
             float sums[4] = {}, totals[4] = {}, backs[4] = {};
             mma_f16(sums, running, early, late);
             mma_f16(totals, all, early, late);
@@ -179,7 +178,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
             decays[2 * group + 1] = ex2_flushed(unit * totals[1]);
             // log2 decay up to the place that factors count from, and what is left of it to the chunk's end.
             float2 middle = make_float2(0.0f, 0.0f), rest = make_float2(decays[2 * group], decays[2 * group + 1]);
-            if constexpr (!kBounded) {
+            if constexpr (kFar) {
                 mma_f16(backs, back, early, late);
                 middle = make_float2(place_unit * totals[0], place_unit * totals[1]);
                 rest = make_float2(ex2_flushed(middle.x), ex2_flushed(middle.y));
@@ -189,12 +188,12 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
             float key_in[4], key_back[4], query_in[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float norm = half == 0 ? key_norm.x : key_norm.y;
-                const float* from = kBounded ? sums : backs;
-                const float grow_unit = kBounded ? -unit : back_unit;
+                const float norm = half == 0 ? norms.key.x : norms.key.y;
+                const float* from = kFar ? backs : sums;
+                const float grow_unit = kFar ? back_unit : -unit;
                 // Not with a middle of 0 where there is none: the compiler could not leave out the sum.
-                const float2 up = kBounded ? make_float2(norm, norm) : make_float2(norm + middle.x, norm + middle.y);
-                const float2 down = kBounded ? make_float2(norm, norm) : make_float2(norm - middle.x, norm - middle.y);
+                const float2 up = kFar ? make_float2(norm + middle.x, norm + middle.y) : make_float2(norm, norm);
+                const float2 down = kFar ? make_float2(norm - middle.x, norm - middle.y) : make_float2(norm, norm);
                 const float grow_x = ex2_flushed(fmaf(grow_unit, from[2 * half], up.x));
                 const float grow_y = ex2_flushed(fmaf(grow_unit, from[2 * half + 1], up.y));
                 const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], down.x));
@@ -204,19 +203,19 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
                 key_in[2 * half + 1] = key.y * fall_y;
                 key_back[2 * half] = key.x * grow_x;
                 key_back[2 * half + 1] = key.y * grow_y;
-                // To the place from the chunk's start: with a bound it is the start.
-                const float2 whole = kBounded ? make_float2(1.0f, 1.0f) : rest;
+                // To the place from the chunk's start: not far, it is the start.
+                const float2 whole = kFar ? rest : make_float2(1.0f, 1.0f);
                 keys[2 * group + half] = pack_f16(whole.x * key_in[2 * half], whole.y * key_in[2 * half + 1]);
                 keys_out[2 * group + half] = pack_f16(rest.x * key_back[2 * half], rest.y * key_back[2 * half + 1]);
                 if constexpr (kQueries) {
                     const float2 query = Pair::unpack(queries[2 * group + half]);
-                    const float ratio = half == 0 ? query_ratio.x : query_ratio.y;
+                    const float ratio = half == 0 ? norms.query_ratio.x : norms.query_ratio.y;
                     query_in[2 * half] = query.x * (fall_x * ratio);
                     query_in[2 * half + 1] = query.y * (fall_y * ratio);
                     queries[2 * group + half] = pack_f16(whole.x * query_in[2 * half], whole.y * query_in[2 * half + 1]);
                 }
             }
-            if (kBounded || !deep) triangles.add(key_in, key_back, query_in);
+            if (!kFar || !levels) triangles.add(key_in, key_back, query_in);
         }
         stmatrix(place + Slot::kKey, keys);
         stmatrix(gate_place, keys_out);
@@ -224,6 +223,39 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         if (g == 0) {
             *reinterpret_cast<float4*>(memory + Slot::kDecay + 4 * (t * kDecayStride + 4 * step)) =
                 make_float4(decays[0], decays[1], decays[2], decays[3]);
+        }
+    }
+    return triangles;
+}
+
+// A function of its own: few chunks are far, and the others keep registers and instruction cache for themselves.
+__device__ Triangles make_far_operands(unsigned char* memory, u32 slot, Norms norms, bool levels, int lane) {
+    return make_operands<true>(memory, slot, norms, levels, lane, [](u32 units, int) { return units; });
+}
+
+// Turns a loaded slot into operands. bias: of all channels, scaled; raw_beta is that of token lane % 16 if it exists, on
+// its way from global memory; strongest: what a beta near 1 stands for.
+__device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, const Gates& head, Element raw_beta,
+                              float strongest, int length, float2 key_norm, float2 query_norm, int lane) {
+    shrink_rows(slot + Slot::kKey, key_norm, lane);
+    if constexpr (kQueries) shrink_rows(slot + Slot::kQuery, query_norm, lane);
+    const int g = lane >> 2, t = lane & 3;
+
+    // Q+ leaves with q's own norm though its exponential carries k's.
+    const Norms norms = {
+        key_norm, make_float2(ex2_flushed(query_norm.x - key_norm.x), ex2_flushed(query_norm.y - key_norm.y)),
+        head.unit};
+    Triangles triangles;
+    if constexpr (kBounded) {
+        triangles = make_operands<false>(memory, slot, norms, false, lane, [&](u32 raw, int channel) {
+            return head.pair<false>(raw, bias[channel]);
+        });
+    } else {
+        const float most = activate_gates(slot, head, bias, lane);
+        if (__any_sync(0xffffffffu, most > kMostFromStart)) {
+            triangles = make_far_operands(memory, slot, norms, __any_sync(0xffffffffu, most > kMostFromMiddle), lane);
+        } else {
+            triangles = make_operands<false>(memory, slot, norms, false, lane, [](u32 units, int) { return units; });
         }
     }
 

@@ -15,48 +15,42 @@
 #include "tile/general_mma.cuh"
 #include "tile/token_levels.cuh"
 
-// Units of a chunk's decay: float32 and TF32 hold e^-80 and e^80, beside a reciprocal norm of 2^-8 to 2^10.
-constexpr float kMostOfSharedFactor = 160.0f * kLog2E * kGateScale;
+// Units of a chunk's decay that factors from the chunk's start span, as with a bounded gate: float32 and TF32 hold e^-80
+// and e^80, beside a reciprocal norm of 2^-8 to 2^10.
+constexpr float kMostFromStart = 80.0f * kLog2E * kGateScale;
+// From the chunk's middle they span as much to either side.
+constexpr float kMostFromMiddle = 2.0f * kMostFromStart;
 
-// Whether a channel of the slot decays by more than a shared factor spans. bias: of all channels, scaled.
-__device__ bool is_deep(u32 slot, const Gates& head, const float* bias, int lane) {
+template <bool kIsLog>
+__device__ float activate_gates(u32 slot, const Gates& head, const float* bias, int lane) {
     const u32 gate = slot + Slot::kGate + SwizzledTile::rows_first(lane);
-    const auto fetch = [&](u32 (&raw)[4], int step) {
-        ldmatrix_transposed(raw, SwizzledTile::step(gate, step, Slot::kGateDistance));
-    };
-    const auto bias_of = [&](int step, int group) { return bias[16 * step + 8 * group + (lane >> 2)]; };
-    // The strongest single decay first: it takes one gate a lane.
-    float most = -infinity();
-#pragma unroll 1
+    constexpr u32 kOnes = 0x3c003c00u;
+    const u32 all[4] = {kOnes, kOnes, kOnes, kOnes};
+    float most = 0.0f;
+#pragma unroll kPrepareUnroll
     for (int step = 0; step < kSteps; ++step) {
-        u32 raw[4];
-        fetch(raw, step);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 g = Pair::unpack(raw[i]);
-            const float channel_bias = bias_of(step, i / 2);
-            const float x = fmaf(g.x, head.rate, channel_bias), y = fmaf(g.y, head.rate, channel_bias);
-            most = fmaxf(most, head.is_log ? fmaxf(-x, -y) : fmaxf(x, y));
-        }
-    }
-    const float strongest = head.units(head.is_log ? -most : most);
-    if (!__any_sync(0xffffffffu, kChunk * strongest > kMostOfSharedFactor)) return false;
-    bool deep = false;
-#pragma unroll 1
-    for (int step = 0; step < kSteps; ++step) {
-        u32 raw[4];
-        fetch(raw, step);
+        const u32 place = SwizzledTile::step(gate, step, Slot::kGateDistance);
+        u32 gates[4];
+        ldmatrix_transposed(gates, place);
 #pragma unroll
         for (int group = 0; group < 2; ++group) {
-            constexpr u32 kOnes = 0x3c003c00u;
-            const u32 all[4] = {kOnes, kOnes, kOnes, kOnes};
+            const float channel_bias = bias[16 * step + 8 * group + (lane >> 2)];
+            gates[2 * group] = head.pair<kIsLog>(gates[2 * group], channel_bias);
+            gates[2 * group + 1] = head.pair<kIsLog>(gates[2 * group + 1], channel_bias);
             float totals[4] = {};
-            mma_f16(totals, all, head.pair(raw[2 * group], bias_of(step, group)),
-                    head.pair(raw[2 * group + 1], bias_of(step, group)));
-            deep = deep || totals[0] > kMostOfSharedFactor || totals[1] > kMostOfSharedFactor;
+            mma_f16(totals, all, gates[2 * group], gates[2 * group + 1]);
+            most = fmaxf(most, fmaxf(totals[0], totals[1]));
         }
+        stmatrix_transposed(place, gates);
     }
-    return __any_sync(0xffffffffu, deep);
+    __syncwarp();
+    return most;
+}
+
+// Turns the raw gates of a slot into their units, float16 in the same place, by the warp that owns the slot. Returns the
+// largest total of the chunk among the lane's channels, in units. bias: of all channels, scaled.
+__device__ float activate_gates(u32 slot, const Gates& head, const float* bias, int lane) {
+    return head.is_log ? activate_gates<true>(slot, head, bias, lane) : activate_gates<false>(slot, head, bias, lane);
 }
 
 // Accumulators of G and P: columns 0 to 7 and 8 to 15. Elements where none should be are not masked.
@@ -81,9 +75,8 @@ struct Triangles {
         }
     }
 
-    // All of the slot's raw tokens, level by level.
-    __device__ void multiply_deep(u32 slot, const Gates& head, const float* bias, float2 key_norm, float2 query_ratio,
-                                  int lane) {
+    // All of the slot's tokens, raw but for the gates, level by level. unit: log2 decay of a unit of the gates.
+    __device__ void multiply_deep(u32 slot, float unit, float2 key_norm, float2 query_ratio, int lane) {
         const int g = lane >> 2, t = lane & 3;
         const u32 fragment = slot + SwizzledTile::rows_first(lane);
         // The last level is each query with its own key.
@@ -102,15 +95,13 @@ struct Triangles {
                 if constexpr (kQueries) ldmatrix(queries, place + Slot::kQuery);
 #pragma unroll
                 for (int group = 0; group < 2; ++group) {
-                    const float channel_bias = bias[16 * step + 8 * group + g];
                     float sums[4] = {}, key[4], query[4];
-                    mma_f16(sums, ranges, head.pair(gates[2 * group], channel_bias),
-                            head.pair(gates[2 * group + 1], channel_bias));
+                    mma_f16(sums, ranges, gates[2 * group], gates[2 * group + 1]);
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         const float norm = half == 0 ? key_norm.x : key_norm.y;
-                        const float fall_x = ex2_flushed(fmaf(head.unit, sums[2 * half], norm));
-                        const float fall_y = ex2_flushed(fmaf(head.unit, sums[2 * half + 1], norm));
+                        const float fall_x = ex2_flushed(fmaf(unit, sums[2 * half], norm));
+                        const float fall_y = ex2_flushed(fmaf(unit, sums[2 * half + 1], norm));
                         const float2 x = Pair::unpack(keys[2 * group + half]);
                         key[2 * half] = x.x * fall_x;
                         key[2 * half + 1] = x.y * fall_y;
