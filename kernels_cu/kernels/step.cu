@@ -50,21 +50,16 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
     const int first_channel = warp * kChannelsPerWarp;
     const i64 place = (static_cast<i64>(sequence) * value_heads + value_head) * key_size * value_size + first_column;
     const auto real_column = [&](int strip) { return first_column + 32 * strip < value_size; };
-    // Calls at(element of the state, its place) for all that exist.
-    const auto visit = [&](auto&& at) {
+    float state[kChannelsPerWarp][kStrips] = {};
 #pragma unroll
-        for (int i = 0; i < kChannelsPerWarp; ++i) {
+    for (int i = 0; i < kChannelsPerWarp; ++i) {
 #pragma unroll
-            for (int strip = 0; strip < kStrips; ++strip) {
-                if (first_channel + i < key_size && real_column(strip)) {
-                    at(i, strip, place + static_cast<i64>(first_channel + i) * value_size + 32 * strip);
-                }
+        for (int strip = 0; strip < kStrips; ++strip) {
+            if (first_channel + i < key_size && real_column(strip)) {
+                state[i][strip] = initial[place + static_cast<i64>(first_channel + i) * value_size + 32 * strip];
             }
         }
-    };
-
-    float state[kChannelsPerWarp][kStrips] = {};
-    visit([&](int i, int strip, i64 at) { state[i][strip] = initial[at]; });
+    }
 
     const float rate = A_log == nullptr ? 1.0f : expf(A_log[value_head]);
     for (i64 token = cu_seqlens[sequence]; token < cu_seqlens[sequence + 1]; ++token) {
@@ -142,5 +137,13 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
         __syncthreads();
     }
 
-    visit([&](int i, int strip, i64 at) { final[at] = state[i][strip]; });
+#pragma unroll
+    for (int i = 0; i < kChannelsPerWarp; ++i) {
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip) {
+            if (first_channel + i < key_size && real_column(strip)) {
+                final[place + static_cast<i64>(first_channel + i) * value_size + 32 * strip] = state[i][strip];
+            }
+        }
+    }
 }

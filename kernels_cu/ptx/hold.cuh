@@ -3,3 +3,4 @@
 #pragma once
 
 __device__ inline void hold(float& x) { asm volatile("" : "+f"(x)); }
+__device__ inline void hold(int& x) { asm volatile("" : "+r"(x)); }

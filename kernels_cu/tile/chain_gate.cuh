@@ -11,6 +11,14 @@
 
 using Pair = HalfPair<Element>;
 
+template <int kCount>
+__device__ inline void keep_together(float (&x)[kCount]) {
+    static_assert(kCount % 2 == 0);
+    if constexpr (kCount == 8) {
+        asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]));
+    }
+}
+
 constexpr bool kBounded = KDA_BOUNDED != 0;
 
 // Below one, sums of slow channels would be of subnormal numbers; above, fast channels would leave float16.
@@ -44,29 +52,59 @@ struct Gates {
     // Raw g of a token that decays nothing, two of them.
     __device__ u32 missing() const { return is_log ? 0u : Pair::kMinusInfinity; }
 
-    // Of one token; x: rate (g + dt_bias).
-    template <bool kIsLog>
-    __device__ float units(float x) const {
+    // Of kCount tokens, in place; x: rate (g + dt_bias). Stage by stage, so that the tokens' latencies overlap.
+    template <bool kIsLog, int kCount>
+    __device__ void to_units(float (&x)[kCount]) const {
         if constexpr (kBounded) {
             constexpr float kUnit = 1.0f / kGateScale;
-            return rcp(fmaf(ex2_flushed(x), kUnit, kUnit));
-        }
-        if constexpr (kIsLog) return x;
-        // log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|).
-        const float small = ex2_flushed(-fabsf(x));
-        float series = kSoftplus[4];
 #pragma unroll
-        for (int i = 3; i >= 0; --i) series = fmaf(series, small, kSoftplus[i]);
-        return gain * fmaf(small, series, fmaxf(x, 0.0f));
+            for (int i = 0; i < kCount; ++i) x[i] = rcp(fmaf(ex2_flushed(x[i]), kUnit, kUnit));
+        } else if constexpr (!kIsLog) {
+            // log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|).
+            float small[kCount], series[kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) small[i] = ex2_flushed(-fabsf(x[i]));
+            keep_together(small);
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) series[i] = kSoftplus[4];
+#pragma unroll
+            for (int power = 3; power >= 0; --power) {
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) series[i] = fmaf(series[i], small[i], kSoftplus[power]);
+                keep_together(series);
+            }
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) x[i] = gain * fmaf(small[i], series[i], fmaxf(x[i], 0.0f));
+        }
     }
 
-    // Of two tokens of one channel, as one register of a fragment; bias: rate dt_bias. kIsLog: as is_log.
-    template <bool kIsLog>
+    // Of kCount registers of a fragment, in place: two tokens of one channel each; bias: rate dt_bias, by register.
+    // kIsLog: as is_log.
+    template <bool kIsLog, int kCount>
+    __device__ void activate(u32 (&raw)[kCount], const float (&bias)[kCount]) const {
+        float x[2 * kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const float2 g = Pair::unpack(raw[i]);
+            x[2 * i] = fmaf(g.x, rate, bias[i]);
+            x[2 * i + 1] = fmaf(g.y, rate, bias[i]);
+        }
+        to_units<kIsLog>(x);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            raw[i] = kBounded ? pack_f16(x[2 * i], x[2 * i + 1]) : pack_f16_saturated(x[2 * i], x[2 * i + 1]);
+        }
+    }
+
+    // Of one register.
     __device__ u32 pair(u32 raw, float bias) const {
-        const float2 g = Pair::unpack(raw);
-        const float early = units<kIsLog>(fmaf(g.x, rate, bias)), late = units<kIsLog>(fmaf(g.y, rate, bias));
-        return kBounded ? pack_f16(early, late) : pack_f16_saturated(early, late);
+        u32 units[1] = {raw};
+        const float biases[1] = {bias};
+        if (is_log) {
+            activate<true>(units, biases);
+        } else {
+            activate<false>(units, biases);
+        }
+        return units[0];
     }
-
-    __device__ u32 pair(u32 raw, float bias) const { return is_log ? pair<true>(raw, bias) : pair<false>(raw, bias); }
 };

@@ -229,7 +229,7 @@ __device__ Triangles make_operands(unsigned char* memory, u32 slot, const Norms&
 }
 
 // A function of its own: few chunks are far, and the others keep registers and instruction cache for themselves.
-__device__ Triangles make_far_operands(unsigned char* memory, u32 slot, Norms norms, bool levels, int lane) {
+__device__ __noinline__ Triangles make_far_operands(unsigned char* memory, u32 slot, Norms norms, bool levels, int lane) {
     return make_operands<true>(memory, slot, norms, levels, lane, [](u32 units, int) { return units; });
 }
 
@@ -248,7 +248,7 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     Triangles triangles;
     if constexpr (kBounded) {
         triangles = make_operands<false>(memory, slot, norms, false, lane, [&](u32 raw, int channel) {
-            return head.pair<false>(raw, bias[channel]);
+            return head.pair(raw, bias[channel]);
         });
     } else {
         const float most = activate_gates(slot, head, bias, lane);
@@ -263,13 +263,16 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
     // The solve uses nothing on or above the diagonal, so nothing is masked.
     const float beta_early = __shfl_sync(0xffffffffu, beta, g);
     const float beta_late = __shfl_sync(0xffffffffu, beta, g + 8);
-    float2* lower = reinterpret_cast<float2*>(memory + Slot::kLower);
-    lower[g * 8 + t] = make_float2(triangles.keys_low[0] * beta_early, triangles.keys_low[1] * beta_early);
-    lower[(g + 8) * 8 + t] = make_float2(triangles.keys_low[2] * beta_late, triangles.keys_low[3] * beta_late);
-    lower[(g + 8) * 8 + 4 + t] = make_float2(triangles.keys_high[2] * beta_late, triangles.keys_high[3] * beta_late);
+    float* lower = reinterpret_cast<float*>(memory + Slot::kLower);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        lower[lower_place(g, 2 * t + e)] = triangles.keys_low[e] * beta_early;
+        lower[lower_place(g + 8, 2 * t + e)] = triangles.keys_low[2 + e] * beta_late;
+        lower[lower_place(g + 8, 8 + 2 * t + e)] = triangles.keys_high[2 + e] * beta_late;
+    }
     __syncwarp();
     float solve[16];
-    unit_lower_inverse(solve, reinterpret_cast<const float*>(memory + Slot::kLower), lane);
+    unit_lower_inverse(solve, lower, lane);
     __syncwarp();
     if (lane < 16) {
         *reinterpret_cast<float*>(memory + Slot::kStrength + 4 * lane) = beta;

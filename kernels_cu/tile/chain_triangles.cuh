@@ -32,11 +32,10 @@ __device__ float activate_gates(u32 slot, const Gates& head, const float* bias, 
         const u32 place = SwizzledTile::step(gate, step, Slot::kGateDistance);
         u32 gates[4];
         ldmatrix_transposed(gates, place);
+        const float early_bias = bias[16 * step + (lane >> 2)], late_bias = bias[16 * step + 8 + (lane >> 2)];
+        head.activate<kIsLog>(gates, {early_bias, early_bias, late_bias, late_bias});
 #pragma unroll
         for (int group = 0; group < 2; ++group) {
-            const float channel_bias = bias[16 * step + 8 * group + (lane >> 2)];
-            gates[2 * group] = head.pair<kIsLog>(gates[2 * group], channel_bias);
-            gates[2 * group + 1] = head.pair<kIsLog>(gates[2 * group + 1], channel_bias);
             float totals[4] = {};
             mma_f16(totals, all, gates[2 * group], gates[2 * group + 1]);
             most = fmaxf(most, fmaxf(totals[0], totals[1]));
