@@ -130,7 +130,7 @@ class _Run:
         write = write_shards if self.job.io == "shards" else write_gathered
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
-                           lambda: describe(self, skips, digest))
+                           lambda: describe(self, skips, digest, parts))
         return report
 
     def _take_to_engine(self):

@@ -16,6 +16,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from code_digest import kernel_digest  # noqa: E402
+
 from kda_engine.device import build, cubin, sources  # noqa: E402
 from kda_engine.device.kernels import ELEMENTS, KERNELS, POINTER  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
@@ -138,7 +142,7 @@ def report():
     """docs/kernels/resources.md: registers, shared memory and spills of every kernel, target by target."""
     text = ["# Resources", "", "What the assembler reports, per kernel and variant. Made by `python -m tests.test_compile`.", "",
             f"NVRTC {'.'.join(str(x) for x in build.compiler_version())}", ""]
-    text += [f"- {name}: sources {sources.digest(kernel.file)[:16]}" for name, kernel in KERNELS.items()]
+    text += [f"- {name}: sources {kernel_digest(kernel.file)[:16]}" for name, kernel in KERNELS.items()]
     spilling = set()
     for architecture in KNOWN:
         rows = defaultdict(list)

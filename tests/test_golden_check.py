@@ -6,6 +6,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from launcher import launch
@@ -16,6 +17,7 @@ from kda_engine.engines.host import HostEngine
 from kda_engine.evaluation import evaluate, reference
 from kda_engine.hdf5.golden import read_golden, write_golden
 from kda_engine.hdf5.results import write_results
+from mpi_runner.__main__ import main
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS, USAGE
 from mpi_runner.goldens import sources
@@ -58,6 +60,47 @@ def test_an_output_made_elsewhere(made, capsys):
         assert judged(golden, {**results, name: x[:-1]}, capsys) == (MISMATCH, [name])
     without = {name: x for name, x in results.items() if name != "grads/dk"}
     assert judged(golden, without, capsys) == (MISMATCH, ["grads/dk"])
+
+
+def test_an_output_written_with_h5py_alone(made, capsys):
+    golden, results = made
+    with h5py.File(golden.parent / "bare.h5", "w") as file:
+        for name, x in results.items():
+            file[name] = x
+    assert check("--output", golden.parent / "bare.h5", golden) == PASS
+    with h5py.File(golden.parent / "bare.h5", "r+") as file:
+        file["grads/dk"][3, 1, 2] += 1
+    assert check("--output", golden.parent / "bare.h5", golden) == MISMATCH
+    assert main(["compare", str(golden.parent / "bare.h5"), str(golden)]) == MISMATCH
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line] == ["grads/dk"] * 2
+
+
+def test_a_folder_of_outputs(made, tmp_path, capsys):
+    golden, results = made
+    goldens, outputs = tmp_path / "goldens", tmp_path / "outputs"
+    goldens.mkdir(), outputs.mkdir()
+    for name in ("a.h5", "b.h5", "c.h5", "d.h5"):
+        (goldens / name).write_bytes(golden.read_bytes())
+    write_results(outputs / "a.h5", results, {})
+    write_results(outputs / "b.h5", results | {"grads/dk": results["grads/dk"] * np.float32(1.1)}, {})
+    assert check("--outputs", outputs, goldens) == MISMATCH
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{goldens / 'a.h5'}: packed, {outputs / 'a.h5'}, tier tight")
+    assert lines[0].endswith("ok")
+    assert [line.split()[0] for line in lines if "FAIL" in line] == ["grads/dk"]
+    assert f"{goldens / 'c.h5'}: packed, {outputs / 'c.h5'}: not compared: there is no such file" in lines
+    assert lines[-1] == "1 of 4 goldens pass, 2 were not compared"
+    (outputs / "b.h5").write_bytes(b"no HDF5")
+    assert check("--outputs", outputs, goldens) == MISMATCH
+    assert "expected an HDF5 file, got something else" in capsys.readouterr().out
+    (outputs / "b.h5").unlink()
+    assert check("--outputs", outputs, goldens) == PASS
+    (outputs / "a.h5").rename(outputs / "aa.h5")
+    with pytest.raises(kda.InputError, match="aa.h5: expected the name of a golden"):
+        check("--outputs", outputs, goldens)
+    assert check("--outputs", outputs, goldens / "a.h5") == NOTHING_COMPARED
+    with pytest.raises(kda.InputError, match="--outputs: expected a folder"):
+        check("--outputs", outputs / "aa.h5", goldens)
 
 
 def test_a_forward_alone_is_judged_as_one(made, capsys):
@@ -258,7 +301,9 @@ def test_failures_over_ranks(tmp_path):
 
 
 def test_nothing_compared_over_ranks(tmp_path):
-    script = ("import sys\nfrom mpi_runner.commands import golden\ngolden.DATA = sys.argv[1]\n"
+    script = ("import pathlib, sys\nfrom mpi_runner.goldens import finding\n"
+              "finding._PLACES = [pathlib.Path(sys.argv[1])]\n"
               "from mpi_runner.__main__ import main\nsys.exit(main(['golden', 'check']))")
     done = launch(2, "-c", script, tmp_path)
     assert done.returncode == NOTHING_COMPARED and done.stderr.count("nothing was compared") == 1
+    assert done.stderr.count("no goldens in") == 1

@@ -10,6 +10,7 @@ from ..errors import InputError
 from . import types
 from .schema import FORMAT, FORMAT_VERSION
 
+ROOT_ATTRIBUTES = ("format", "format_version", "kind")
 _DIGEST_SLAB = 8 << 20
 
 
@@ -39,8 +40,11 @@ def reading(path, name):
         raise InputError(f"{path}: {name}: expected {what}") from error
 
 
-def open_file(path, kinds):
-    """The open h5py.File of one of `kinds`, format and version checked. Raises InputError."""
+def open_file(path, kinds, may_be_bare=False):
+    """The open h5py.File of one of `kinds`, format and version checked. Raises InputError.
+
+    may_be_bare: a file with none of the root attributes is taken too, for it was written by another program.
+    """
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise InputError(f"{path}: expected an HDF5 file, got {'a folder' if os.path.isdir(path) else 'nothing'}")
@@ -51,7 +55,8 @@ def open_file(path, kinds):
         raise InputError(f"{path}: expected an HDF5 file, got {_what_it_is(path, error)}") from None
     try:
         with reading(path, "root attributes"):
-            _check_root(path, file.attrs, kinds)
+            if not may_be_bare or any(name in file.attrs for name in ROOT_ATTRIBUTES):
+                _check_root(path, file.attrs, kinds)
     except BaseException:
         file.close()
         raise

@@ -91,23 +91,25 @@ def add_report(root, report, provenance):
 class ResultFile:
     """An output or golden file, open for reading; where it has shards their checksums are verified on opening.
 
-    kind: "output" or "golden". report, provenance: dicts. Context manager.
+    kind: "output" or "golden". report, provenance: dicts, empty where the file has none. Context manager.
     Raises InputError naming the file and the dataset, on opening and on reading.
     """
 
     def __init__(self, path):
         self.path = os.fspath(path)
-        self._file = open_file(self.path, ("output", "golden"))
+        self._file = open_file(self.path, ("output", "golden"), may_be_bare=True)
         try:
             with reading(self.path, "contents"):
-                self.kind = types.get_text(self._file.attrs, "kind")
+                self.kind = types.get_text(self._file.attrs, "kind") or "output"
                 self._datasets = {name: self._file[name] for name in schema.RESULT_TENSORS if name in self._file}
                 boundary = self._file.get("boundary", {})
                 self._datasets |= {f"boundary/{name}": boundary[name] for name in boundary}
+            # Both are absent in a file that another program wrote with an HDF5 library alone.
             with reading(self.path, "/report/json"):
-                self.report = types.read_json(self._file, "report/json")
+                self.report = types.read_json(self._file, "report/json") if "report/json" in self._file else {}
             with reading(self.path, "attribute provenance"):
-                self.provenance = json.loads(types.get_text(self._file.attrs, "provenance"))
+                text = types.get_text(self._file.attrs, "provenance") if "provenance" in self._file.attrs else "{}"
+                self.provenance = json.loads(text)
             self._dtypes = {name: self._dtype(name) for name in self._datasets}
             if MANIFEST in self._file:
                 with reading(self.path, MANIFEST):
