@@ -166,7 +166,7 @@ def _finish(problem, options, d_out, entering, d_leaving, gradients):
            q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
            d_out=d_out, states=scratch.states, writes=scratch.writes, d_states=scratch.d_states,
            d_values=scratch.d_values, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
-           sequences=plan.sequences, heads=problem.heads, d_bias=of_bias, d_rate=of_rate, **problem.sizes,
+           sequences=plan.sequences, key_heads=problem.heads, d_bias=of_bias, d_rate=of_rate, **problem.sizes,
            **problem.activation(options), **gradients)
     return d_entering, of_bias, of_rate
 

@@ -22,7 +22,7 @@ MOST_MEMORY = 0.2
 class ChainSaved:
     """What a forward left for its gradients.
 
-    records: Workspace with states, tokens and units (kernels_cu/tile/chain_record.cuh). scratch: Workspace with the
+    records: Workspace with states, tokens and units (kernels_cu/tile/fused/record.cuh). scratch: Workspace with the
     transitions of the pieces between two cuts, each in the slot behind it; None where there are none or not all.
     """
 
@@ -108,7 +108,7 @@ def certify(problem, options, slots, cuts, scratch, reversed):
     """How many chunks next to each cut determine what is carried there: scratch.warmup."""
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=slots, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, heads=problem.value_heads, gate_form=GATES.index(options.gate),
+           bounds=scratch.bounds, value_heads=problem.value_heads, gate_form=GATES.index(options.gate),
            lower_bound=options.lower_bound, log_tolerance=math.log(options.tolerance))
 
 
@@ -130,7 +130,7 @@ def _prepare_chain(element, heads, value_heads, target, options, pieces, columns
              "out", "states", "tokens", "units", "warmup_chunks")
     return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
-                    heads=value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
+                    value_heads=value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
                     lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
 
 
@@ -144,4 +144,4 @@ def fold(problem, chains, transitions, carried, warmup, reversed):
 @lru_cache(maxsize=64)
 def _prepare_fold(value_heads, target, chains, reversed):
     return Prepared("fold_states", fold_variant(reversed), target, ("transitions", "carried", "warmup_chunks"),
-                    count=chains.count, chains=chains.rows, heads=value_heads)
+                    count=chains.count, chains=chains.rows, value_heads=value_heads)

@@ -31,7 +31,7 @@ def backward(problem, options, saved, d_out, d_final_state):
            dt_bias=problem.dt_bias, d_out=d_out, states=saved.records.states, tokens=saved.records.tokens,
            units=saved.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units,
            tiles=plan.tiles.rows,
-           key_heads=problem.heads, heads=problem.value_heads, gate_form=GATES.index(options.gate),
+           key_heads=problem.heads, value_heads=problem.value_heads, gate_form=GATES.index(options.gate),
            beta_form=BETAS.index(options.beta), lower_bound=options.lower_bound, scale=options.scale_for(problem.K),
            d_bias=of_bias, d_rate=of_rate, **gradients, **shares)
     return Gradients(**gradients, **_summed(problem, shares, group), dA_log=of_rate.sum(axis=(0, 2), dtype="f8"),
@@ -96,5 +96,5 @@ def _sweep(problem, options, pieces, columns, d_out, d_final_state, carried, war
            states=records and records.states, tokens=records and records.tokens, units=records and records.units,
            pieces=pieces.rows, warmup_chunks=warmup,
            items=pieces.count * problem.value_heads * (CHAIN_SIZE // columns), key_heads=problem.heads,
-           heads=problem.value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
+           value_heads=problem.value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
            lower_bound=options.lower_bound, scale=options.scale_for(problem.K))

@@ -8,9 +8,9 @@
 // Grid: one block per (sequence, value head, kColumns value columns), the columns fastest; kWarps warps, each with
 // kChannelsPerWarp channels: a lane holds kStrips columns, 32 apart. float32 arithmetic, sums over warps in a fixed order.
 #include "common/gate.cuh"
-#include "ptx/approximate.cuh"
-#include "tile/general_element.cuh"
-#include "tile/general_operands.cuh"
+#include "ptx/convert.cuh"
+#include "tile/portable/operands.cuh"
+#include "tile/shared/element.cuh"
 
 namespace {
 
@@ -36,7 +36,7 @@ __device__ float dot(const float* a, const float* b) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 512 / kThreads)
 step(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta, const float* A_log,
-     const float* dt_bias, const float* initial, const i64* cu_seqlens, int heads, int value_heads, int key_size,
+     const float* dt_bias, const float* initial, const i64* cu_seqlens, int key_heads, int value_heads, int key_size,
      int value_size, int gate_form, int beta_form, int qk_l2norm, float lower_bound, float scale, Element* out,
      float* final) {
     __shared__ float key[kKeySize], query[kKeySize], decay[kKeySize];
@@ -46,7 +46,7 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
     const int first_column = blockIdx.x % tiles * kColumns + lane;
     const int value_head = blockIdx.x / tiles % value_heads;
     const int sequence = blockIdx.x / tiles / value_heads;
-    const int head = value_head / (value_heads / heads);
+    const int head = value_head / (value_heads / key_heads);
     const int first_channel = warp * kChannelsPerWarp;
     const i64 place = (static_cast<i64>(sequence) * value_heads + value_head) * key_size * value_size + first_column;
     const auto real_column = [&](int strip) { return first_column + 32 * strip < value_size; };
@@ -73,7 +73,7 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
         }
         for (int channel = threadIdx.x; channel < kKeySize; channel += kThreads) {
             const bool real = channel < key_size;
-            const i64 at = (token * heads + head) * key_size + channel;
+            const i64 at = (token * key_heads + head) * key_size + channel;
             key[channel] = real ? to_float(k[at]) : 0.0f;
             query[channel] = real ? to_float(q[at]) : 0.0f;
             float log = 0.0f;
