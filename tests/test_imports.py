@@ -75,6 +75,17 @@ def test_imports_point_one_way(path):
             assert parts[1] != "device", f"{path}: imports {name}"
 
 
+@pytest.mark.parametrize("mine, other", (("portable", "fused"), ("fused", "portable")))
+def test_paths_know_nothing_of_each_other(mine, other):
+    """Of the kernels' two families neither needs the other's modules."""
+    found = [path for folder in ("engines", "device") for path in (ROOT / "kda_engine" / folder).rglob(f"{mine}*.py")]
+    assert found
+    for path in found:
+        named = [name for name, _ in imports(path) if name.split(".")[-1].startswith(other)
+                 or any(part.startswith(other) for part in name.split(".")[:-1])]
+        assert not named, f"{path}: imports {named}"
+
+
 @pytest.mark.parametrize("path", modules("kda_engine") + modules("mpi_runner"),
                          ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_third_parties_stay_in_their_rooms(path):

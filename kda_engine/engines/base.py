@@ -26,11 +26,17 @@ class Saved:
 
 @dataclass
 class Forward:
-    """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept."""
+    """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept.
+
+    path: which of an engine's ways through its kernels it took, None of an engine with but one. path_reason: why no
+    faster one, where the problem's shape allows one.
+    """
 
     out: object
     final_state: object
     saved: Saved | None
+    path: str | None = None
+    path_reason: str | None = None
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""The tuned path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
+"""The fused path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
 
 import math
 from dataclasses import dataclass
@@ -6,20 +6,15 @@ from functools import lru_cache
 
 import cupy
 
-from ..affine import Affine
-from ..device.chain_plan import make_chain_plan
-from ..device.kernels import (CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS, ChainVariant,
-                              certify_variant, fold_variant)
-from ..device.launch import Prepared, address, launch
-from ..device.workspace import Workspace
-from ..options import BETAS, GATES
-
-# The share of the device's memory that the records of a forward may take; the backward makes as many again.
-MOST_MEMORY = 0.2
-
+from ...affine import Affine
+from ...device.chain_plan import TILE_TOKENS, make_chain_plan
+from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
+                               ChainVariant, certify_variant, fold_variant)
+from ...device.launch import Prepared, address, launch
+from ...device.workspace import Workspace
 
 @dataclass(frozen=True)
-class ChainSaved:
+class Record:
     """What a forward left for its gradients.
 
     records: Workspace with states, tokens and units (kernels_cu/tile/fused/record.cuh). scratch: Workspace with the
@@ -30,25 +25,46 @@ class ChainSaved:
     scratch: Workspace | None
 
 
-def covers(problem, options):
-    """Whether the kernel computes this problem: its operands' range relies on the norm and on beta within [0, 2]."""
+def covers(problem):
+    """Whether the kernels compute this problem: their operands' range relies on the norm and on beta within [0, 2]."""
     return (problem.target.hopper and problem.K == problem.V == CHAIN_SIZE and problem.element in CHAIN_ELEMENTS
-            and options.qk_l2norm and options.beta != "value")
+            and problem.options.qk_l2norm and problem.options.beta != "value")
 
 
-def is_bounded(options):
-    """Whether the kernels for gates with a bound compute it, or those for any."""
-    return options.gate == "lower_bound"
+def shape_allows(problem):
+    """Whether the kernels compute problems of this shape on this device."""
+    return problem.target.hopper and problem.K == problem.V == CHAIN_SIZE
 
 
-def forward(problem, options, initial_state, save):
-    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32, ChainSaved or None).
+def refusal(problem):
+    """What keeps a problem off this path, in words; None where it is covered."""
+    if covers(problem):
+        return None
+    if not problem.target.hopper:
+        return f"the device is {problem.target.architecture}, expected sm_90a"
+    if not problem.K == problem.V == CHAIN_SIZE:
+        return f"K = {problem.K}, V = {problem.V}, expected {CHAIN_SIZE} both"
+    if problem.element not in CHAIN_ELEMENTS:
+        return f"computed in {problem.element}, expected q, k, v, g and beta all {' or all '.join(CHAIN_ELEMENTS)}"
+    if not problem.options.qk_l2norm:
+        return "qk_l2norm is off, expected on"
+    return f"beta is {problem.options.beta!r}, expected 'logit' or 'logit2'"
 
-    initial_state: the true ones, None for zeros. Nothing is saved where the records would take too much memory.
+
+def record_bytes(problem):
+    """Bytes of the records of both directions, or a little more."""
+    tiles = len(problem.v) // TILE_TOKENS + problem.sequences
+    words = 2 * (STATE_WORDS + TOKEN_WORDS) + FORWARD_UNITS + BACKWARD_UNITS
+    return 4 * words * tiles * problem.value_heads
+
+
+def forward(problem, initial_state, save, out, final_state):
+    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32; returns a Record if `save`.
+
+    initial_state: the true ones, None for zeros.
     """
-    certified = options.skip == "certified"
+    certified = problem.options.skip == "certified"
     plan = plan_for(problem, certified)
-    out, final_state = problem.empty_like_values(), problem.empty_states()
     scratch = None
     if plan.before is not None:
         size = plan.slots * problem.state_floats
@@ -57,26 +73,23 @@ def forward(problem, options, initial_state, save):
         warmup = None
         if certified:
             warmup = scratch.warmup
-            certify(problem, options, plan.slots, plan.cuts, scratch, reversed=False)
-        chain(problem, options, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
+            certify(problem, plan.slots, plan.cuts, scratch, reversed=False)
+        chain(problem, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
         fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
-    records = None
-    if save:
-        records = make_records(problem, plan, FORWARD_UNITS)
-    chain(problem, options, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
+    records = make_records(problem, plan, FORWARD_UNITS) if save else None
+    chain(problem, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
           None, None, out, final_state, records)
-    saved = None if records is None else ChainSaved(records, None if certified else scratch)
-    return out, final_state, saved
+    return Record(records, None if certified else scratch) if save else None
 
 
-def summarise(problem, options, initial_state, transition):
+def summarise(problem, initial_state, transition):
     """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
     plan = plan_for(problem, False)
     shape = (plan.summary_slots,) + initial_state.shape[1:]
     carried = cupy.empty(shape, "f4")
     folds = plan.summary_chains is not None
     transitions = cupy.empty(shape, "f4") if transition or folds else None
-    chain(problem, options, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
+    chain(problem, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
           transitions, None)
     if not folds:
         return Affine(transitions, carried)
@@ -97,41 +110,38 @@ def plan_for(problem, certified):
 
 
 def make_records(problem, plan, units):
-    """Room for the records of one direction, None where they would take too much memory."""
+    """Room for the records of one direction."""
     count = plan.tiles.count * problem.value_heads
-    if 4 * count * STATE_WORDS > MOST_MEMORY * problem.target.memory:
-        return None
     return Workspace(states=count * STATE_WORDS, tokens=count * TOKEN_WORDS, units=count * units)
 
 
-def certify(problem, options, slots, cuts, scratch, reversed):
+def certify(problem, slots, cuts, scratch, reversed):
     """How many chunks next to each cut determine what is carried there: scratch.warmup."""
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=slots, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, value_heads=problem.value_heads, gate_form=GATES.index(options.gate),
-           lower_bound=options.lower_bound, log_tolerance=math.log(options.tolerance))
+           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
+           **problem.activation.arguments)
 
 
-def chain(problem, options, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
+def chain(problem, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
           records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    start = _prepare_chain(problem.element, problem.heads, problem.value_heads, problem.target, options, pieces,
-                           columns, records is not None)
+    start = _prepare_chain(problem.element, problem.heads, problem.value_heads, problem.target,
+                           problem.activation, pieces, columns, records is not None)
     of_records = (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
     start(*problem.addresses, address(initial_state), address(final_state), address(carried), address(transitions),
           address(out), *of_records, address(warmup))
 
 
 @lru_cache(maxsize=64)
-def _prepare_chain(element, heads, value_heads, target, options, pieces, columns, saves):
+def _prepare_chain(element, heads, value_heads, target, activation, pieces, columns, saves):
     """What does not change from launch to launch over a table."""
-    variant = ChainVariant(element, is_bounded(options), columns or CHAIN_SIZE, columns is not None, saves, False)
+    variant = ChainVariant(element, activation.bounded, columns or CHAIN_SIZE, columns is not None, saves, False)
     order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
              "out", "states", "tokens", "units", "warmup_chunks")
     return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
-                    value_heads=value_heads, gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta),
-                    lower_bound=options.lower_bound, scale=options.scale_for(CHAIN_SIZE))
+                    value_heads=value_heads, **activation.arguments)
 
 
 def fold(problem, chains, transitions, carried, warmup, reversed):
