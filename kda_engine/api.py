@@ -7,6 +7,7 @@ import numpy as np
 from . import conv, layout
 from .affine import Affine
 from .arrays import array_module, as_float_array, like
+from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
 from .finite import check_states, check_values
@@ -31,6 +32,16 @@ class ForwardResult:
     _saved: Saved | None
     _packing: layout.Packing
     _example: object
+    _dropped: tuple
+
+    @property
+    def dropped(self):
+        """What the certified rule dropped at cuts within a device, in this forward and its last backward: `Dropped`.
+
+        Found when it is asked for, which goes over the inputs again: leave them unchanged until then.
+        """
+        calls = self._dropped + (() if self._saved is None else self._saved.dropped)
+        return Dropped.of([row for call in calls for row in call()])
 
 
 def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
@@ -63,7 +74,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         out=like(packing.unpack(result.out), v),
         final_state=like(layout.state_out(result.final_state, options.state_layout), v),
         path=result.path or runner.name, path_reason=result.path_reason,
-        _engine=runner, _saved=result.saved, _packing=packing, _example=v,
+        _engine=runner, _saved=result.saved, _packing=packing, _example=v, _dropped=result.dropped,
     )
 
 

@@ -78,7 +78,7 @@ class Definition(Path):
         self._note("forward", problem)
         found = self.engine.forward(problem.operands, problem.options, self._states(problem, initial_state), True)
         out[...], final_state[...] = found.out, found.final_state
-        return found.saved if save else None
+        return found.saved if save else None, None
 
     def summarise(self, problem, initial_state, transition):
         self._note("summarise", problem)
@@ -96,7 +96,7 @@ class Definition(Path):
         found = self.engine.backward(saved, d_out, d_leaving)
         for name, x in gradients.items():
             x[...] = getattr(found, name)
-        return found.d_initial_state, found.dA_log, found.ddt_bias
+        return found.d_initial_state, found.dA_log, found.ddt_bias, None
 
     def _note(self, stage, problem):
         self.calls.append(stage)
@@ -127,8 +127,8 @@ def stages(path, memory, operands, options, initial, d_out, d_final):
     """Everything that the engine hands out, by name."""
     target, poll = SimpleNamespace(memory=memory), lambda: None
     problem = Problem(operands, options, target)
-    out, final_state, kept = slabs.forward(path, operands, problem, initial, True, poll)
-    gradients = slabs.backward(Saved(operands, options, initial, kept), d_out, d_final, target, poll)
+    out, final_state, kept, _ = slabs.forward(path, operands, problem, initial, True, poll)
+    gradients, _ = slabs.backward(Saved(operands, options, initial, kept), d_out, d_final, target, poll)
     zeros = np.zeros(operands.state_shape)
     pair = slabs.summarise(path, operands, problem, zeros if initial is None else initial, True, poll)
     D = slabs.summarise_backward(path, operands, options, d_out, d_final, target, poll)
@@ -160,7 +160,7 @@ def test_a_forward_that_kept_no_states_is_gone_through_again(on_the_host):
     expected, _ = stages(Definition(), 1e9, *given)
     path = Definition(2)
     operands, options, initial, d_out, d_final = given
-    found = slabs.backward(Saved(operands, options, initial, slabs.Kept(path)), d_out, d_final,
+    found, _ = slabs.backward(Saved(operands, options, initial, slabs.Kept(path)), d_out, d_final,
                            SimpleNamespace(memory=1e9), lambda: None)
     assert path.calls.count("summarise") == path.calls.count("backward") - 1 == 3 and path.longest == 2
     for name, x in vars(found).items():

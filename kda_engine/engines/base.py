@@ -16,12 +16,16 @@ from ..options import Options
 # fields.
 @dataclass
 class Saved:
-    """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros."""
+    """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros.
+
+    dropped: of the last backward, as `Forward.dropped`.
+    """
 
     operands: Operands
     options: Options
     initial_state: object
     states: object
+    dropped: tuple = ()
 
 
 @dataclass
@@ -29,7 +33,8 @@ class Forward:
     """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept.
 
     path: which of an engine's ways through its kernels it took, None of an engine with but one. path_reason: why no
-    faster one, where the problem's shape allows one.
+    faster one, where the problem's shape allows one. dropped: what the certified rule dropped inside the engine: calls,
+    each of which gives rows of a report (`decay.Dropped`); operands must stay as they are until then.
     """
 
     out: object
@@ -37,6 +42,7 @@ class Forward:
     saved: Saved | None
     path: str | None = None
     path_reason: str | None = None
+    dropped: tuple = ()
 
 
 class Engine:

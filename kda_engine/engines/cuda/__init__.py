@@ -1,4 +1,4 @@
-"""The CUDA engine: every stage by kernel, along one of a few paths. CuPy is needed from the import of this package on."""
+"""The CUDA engine: every stage by kernel, along one of a few paths. Importing this package imports CuPy."""
 
 from .engine import CudaEngine
 

@@ -32,6 +32,10 @@ class DeviceMeasure(Measure):
     def runs(self, piece, options, backward):
         return self._rows(piece, options, "gradient" if backward else "state", RUN)
 
+    def by_chunk(self, piece, options, backward):
+        """As `runs`, each run a chunk."""
+        return self._rows(piece, options, "gradient" if backward else "state", 1)
+
     def _rows(self, piece, options, quantity, chunks_per_row):
         """(logs, added) [rows,HV], NumPy float64; added None where the quantity has none."""
         check_taken(piece)

@@ -1,5 +1,7 @@
 """The CUDA engine: all stages by kernel."""
 
+from functools import partial
+
 import cupy
 
 from ...device import target
@@ -35,11 +37,11 @@ class CudaEngine(Engine):
         if initial_state is not None:
             initial_state = contiguous(initial_state, initial_state.dtype)
         path = forward_path(problem)
-        out, final_state, kept = slabs.forward(path, operands, problem, initial_state, save, self.poll)
+        out, final_state, kept, drops = slabs.forward(path, operands, problem, initial_state, save, self.poll)
         saved = Saved(operands, options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:
             out = out.astype(operands.v.dtype)
-        return Forward(out, final_state, saved, path.name, reason(path, problem))
+        return Forward(out, final_state, saved, path.name, reason(path, problem), self._told(drops))
 
     def summarise_backward(self, operands, options, d_out, d_final_state):
         self.poll()
@@ -47,4 +49,11 @@ class CudaEngine(Engine):
         return slabs.summarise_backward(path, operands, options, d_out, d_final_state, self.target, self.poll)
 
     def backward(self, saved, d_out, d_final_state):
-        return slabs.backward(saved, d_out, d_final_state, self.target, self.poll)
+        gradients, drops = slabs.backward(saved, d_out, d_final_state, self.target, self.poll)
+        saved.dropped = self._told(drops)
+        return gradients
+
+    def _told(self, drops):
+        """Calls that each give a report's rows on what was dropped at the cuts of one slab."""
+        return tuple([partial(cuts.rows, self.measure, slab.tokens.start, slab.sequences.start)
+                      for slab, cuts in drops]) if drops else ()

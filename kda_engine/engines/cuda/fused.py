@@ -12,6 +12,7 @@ from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWA
                                ChainVariant, certify_variant, fold_variant)
 from ...device.launch import Prepared, address, launch
 from ...device.workspace import Workspace
+from .cuts import Cuts
 
 @dataclass(frozen=True)
 class Record:
@@ -59,27 +60,26 @@ def record_bytes(problem):
 
 
 def forward(problem, initial_state, save, out, final_state):
-    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32; returns a Record if `save`.
+    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32.
 
-    initial_state: the true ones, None for zeros.
+    initial_state: the true ones, None for zeros. Returns (Record if `save`, Cuts if some were certified), else None.
     """
     certified = problem.options.skip == "certified"
     plan = plan_for(problem, certified)
-    scratch = None
+    scratch = cuts = None
     if plan.before is not None:
         size = plan.slots * problem.state_floats
-        decided = plan.slots * problem.value_heads
-        scratch = Workspace(carried=size, transitions=size, warmup=decided, bounds=decided)
+        scratch = Workspace(carried=size, transitions=size)
         warmup = None
         if certified:
-            warmup = scratch.warmup
-            certify(problem, plan.slots, plan.cuts, scratch, reversed=False)
+            cuts = Cuts(problem, plan, initial_state, None, certify(problem, plan.cuts, reversed=False))
+            warmup = cuts.warmup
         chain(problem, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
         fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
     records = make_records(problem, plan, FORWARD_UNITS) if save else None
     chain(problem, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
           None, None, out, final_state, records)
-    return Record(records, None if certified else scratch) if save else None
+    return Record(records, None if certified else scratch) if save else None, cuts
 
 
 def summarise(problem, initial_state, transition):
@@ -115,12 +115,15 @@ def make_records(problem, plan, units):
     return Workspace(states=count * STATE_WORDS, tokens=count * TOKEN_WORDS, units=count * units)
 
 
-def certify(problem, slots, cuts, scratch, reversed):
-    """How many chunks next to each cut determine what is carried there: scratch.warmup."""
-    launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=slots, g=problem.g,
+def certify(problem, cuts, reversed):
+    """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
+    decided = cuts.count * problem.value_heads
+    scratch = Workspace(warmup=decided, bounds=decided)
+    launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
            bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
            **problem.activation.arguments)
+    return scratch
 
 
 def chain(problem, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,

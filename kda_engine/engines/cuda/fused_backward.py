@@ -5,16 +5,17 @@ import cupy
 from ...device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, element_variant, gradients_variant
 from ...device.launch import launch
 from ...device.workspace import Workspace
+from .cuts import Cuts
 from .fused import certify, chain, fold, make_records, plan_for
 
 
 def backward(problem, record, d_out, d_final_state, gradients):
     """Of a forward that left a Record: writes the tokens' `gradients`; returns those of the initial states, of A_log [HV]
-    and dt_bias [HV,K], float64. d_out: contiguous, of the element type.
+    and dt_bias [HV,K], float64, and the Cuts that were certified, or None. d_out: contiguous, of the element type.
     """
     certified = problem.options.skip == "certified"
     plan = plan_for(problem, certified)
-    scratch = _carry_to_cuts(problem, plan, certified, d_out, d_final_state, record.scratch)
+    scratch, cuts = _carry_to_cuts(problem, plan, certified, d_out, d_final_state, record.scratch)
     records = make_records(problem, plan, BACKWARD_UNITS)
     d_initial_state = problem.empty_states()
     _sweep(problem, plan.backward.sweep, plan.columns, d_out, d_final_state,
@@ -35,13 +36,13 @@ def backward(problem, record, d_out, d_final_state, gradients):
         for name, x in shares.items():
             launch("sum_groups", element_variant(problem.element), problem.target, count=rows, shares=x, rows=rows,
                    group=group, sums=gradients[name])
-    return d_initial_state, of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8")
+    return d_initial_state, of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8"), cuts
 
 
 def summarise(problem, d_out, d_final_state):
     """The gradient of the initial states [N,HV,K,V] reached from d_final_state; d_out as for `backward`."""
     plan = plan_for(problem, False)
-    scratch = _carry_to_cuts(problem, plan, False, d_out, d_final_state, None)
+    scratch, _ = _carry_to_cuts(problem, plan, False, d_out, d_final_state, None)
     d_initial_state = problem.empty_states()
     _sweep(problem, plan.backward.first, plan.columns, d_out, d_final_state,
            None if scratch is None else scratch.carried, None, d_initial_state, None)
@@ -49,20 +50,19 @@ def summarise(problem, d_out, d_final_state):
 
 
 def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scratch):
-    """Workspace with the gradient of the state at every cut as `carried`; None where nothing is cut.
+    """(Workspace with the gradient of the state at every cut as `carried`, Cuts where they were certified).
 
-    forward_scratch: the forward's, with all transitions between cuts, or None to find them here.
+    None for both where nothing is cut. forward_scratch: the forward's, with all transitions between cuts, or None to
+    find them here.
     """
-    tables = plan.backward
+    tables, cuts, warmup = plan.backward, None, None
     if tables.before is None:
-        return None
+        return None, None
     size = plan.slots * problem.state_floats
-    decided = plan.slots * problem.value_heads
-    scratch = Workspace(carried=size, transitions=0 if forward_scratch else size, warmup=decided, bounds=decided)
-    warmup = None
+    scratch = Workspace(carried=size, transitions=0 if forward_scratch else size)
     if certified:
-        warmup = scratch.warmup
-        certify(problem, plan.slots, tables.cuts, scratch, reversed=True)
+        cuts = Cuts(problem, plan, d_final_state, d_out, certify(problem, tables.cuts, reversed=True))
+        warmup = cuts.warmup
     _sweep(problem, tables.before, CHAIN_SIZE, d_out, d_final_state, scratch.carried, warmup, None, None)
     if tables.chains is not None:
         if forward_scratch is None:
@@ -72,7 +72,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
             # There a transition lies in the slot behind its piece, here in the one before it.
             transitions = forward_scratch.transitions + 4 * problem.transition_floats
         fold(problem, tables.chains, transitions, scratch.carried, warmup, reversed=True)
-    return scratch
+    return scratch, cuts
 
 
 def _sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):

@@ -33,7 +33,8 @@ class Path:
         raise NotImplementedError
 
     def forward(self, problem, initial_state, save, out, final_state):
-        """Writes out [T,HV,V] of the element type and final_state; returns what the backward needs, None for nothing.
+        """Writes out [T,HV,V] of the element type and final_state; returns (what the backward needs, Cuts that were
+        certified), None for what there is not.
 
         initial_state: the true ones, None for zeros.
         """
@@ -61,7 +62,7 @@ class Path:
 
     def backward(self, problem, record, entering, d_out, d_leaving, gradients):
         """Writes dq, dk, dv, dg and dbeta, `gradients` by name, of the element type; returns the gradient of the
-        states that enter, of A_log [HV] and of dt_bias [HV,K], float64 both.
+        states that enter, of A_log [HV] and of dt_bias [HV,K], float64 both, and the Cuts that were certified or None.
 
         record: the forward's, None to make it again from the states `entering`. d_leaving: the final states' gradient.
         """
@@ -99,8 +100,7 @@ class Fused(Path):
 
     def backward(self, problem, record, entering, d_out, d_leaving, gradients):
         if record is None:
-            record = fused.forward(problem, entering, True, problem.empty_like_values(),
-                                   problem.empty_states())
+            record, _ = fused.forward(problem, entering, True, problem.empty_like_values(), problem.empty_states())
         return fused_backward.backward(problem, record, d_out, d_leaving, gradients)
 
 
@@ -117,6 +117,7 @@ class Portable(Path):
 
     def forward(self, problem, initial_state, save, out, final_state):
         portable.forward(problem, initial_state, out, final_state)
+        return None, None
 
     def summary_bytes(self, problem):
         return portable.record_bytes(problem)
@@ -134,7 +135,7 @@ class Portable(Path):
         return portable_backward.summarise(problem, d_out, d_final_state)
 
     def backward(self, problem, record, entering, d_out, d_leaving, gradients):
-        return portable_backward.backward(problem, entering, d_out, d_leaving, gradients)
+        return *portable_backward.backward(problem, entering, d_out, d_leaving, gradients), None
 
 
 class Decode(Path):
@@ -159,6 +160,7 @@ class Decode(Path):
 
     def forward(self, problem, initial_state, save, out, final_state):
         decode.forward(problem, initial_state, out, final_state)
+        return None, None
 
 
 DECODE, FUSED, PORTABLE = PATHS = Decode(), Fused(), Portable()

@@ -70,25 +70,28 @@ def cut_slabs(cu_seqlens, chunks):
 
 
 def forward(path, operands, problem, initial_state, save, poll):
-    """(out [T,HV,V] of the element type, final state [N,HV,K,V], Kept or None). initial_state: None for zeros.
+    """(out [T,HV,V] of the element type, final state [N,HV,K,V], Kept or None, drops). initial_state: None for zeros.
 
+    drops: (Slab, Cuts) wherever cuts were certified.
     problem: the whole of `operands` as a Problem.
     """
     chunks = _chunks(problem, path.forward_bytes(problem, save))
     out = problem.empty_like_values()
     if chunks is None:
         final_state = problem.empty_states()
-        record = path.forward(problem, initial_state, save, out, final_state)
-        return out, final_state, Kept(path.of_backward, record) if save else None
-    state, slabs, entering = _states(initial_state, operands), cut_slabs(operands.cu_seqlens, chunks), []
+        record, cuts = path.forward(problem, initial_state, save, out, final_state)
+        kept = Kept(path.of_backward, record) if save else None
+        return out, final_state, kept, () if cuts is None else ((whole(operands), cuts),)
+    state, slabs, entering, drops = _states(initial_state, operands), cut_slabs(operands.cu_seqlens, chunks), [], []
     for slab in slabs:
         poll()
         part = take_problem(slab.take(operands), problem.options, problem.target)
         entering.append(state[slab.sequences].copy())
         written, reached = part.empty_like_values(), part.empty_states()
-        path.forward(part, entering[-1], False, written, reached)
+        _, cuts = path.forward(part, entering[-1], False, written, reached)
+        drops += [(slab, cuts)] if cuts is not None else []
         out[slab.tokens], state[slab.sequences] = written, reached
-    return out, state, Kept(path.of_backward, None, slabs, entering) if save else None
+    return out, state, Kept(path.of_backward, None, slabs, entering) if save else None, tuple(drops)
 
 
 def summarise(path, operands, problem, initial_state, transition, poll):
@@ -126,30 +129,32 @@ def summarise_backward(path, operands, options, d_out, d_final_state, target, po
 
 
 def backward(saved, d_out, d_final_state, target, poll):
-    """`Gradients` of a forward that left a Kept as `saved.states`."""
+    """(`Gradients` of a forward that left a Kept as `saved.states`, drops as `forward` tells them)."""
     given, options, kept = saved.operands, saved.options, saved.states
     operands, d_out = kept.path.gradient_operands(given, options, d_out)
     poll()
     if kept.record is not None:
         part, d_whole = _take(operands, options, d_out, whole(operands), target)
         gradients = _empty_gradients(operands, part.v.dtype)
-        d_state, *sums = kept.path.backward(part, kept.record, None, d_whole,
-                                            contiguous(d_final_state, d_final_state.dtype), gradients)
-        return _handed_out(given, gradients, sums, d_state)
+        d_state, *sums, cuts = kept.path.backward(part, kept.record, None, d_whole,
+                                                  contiguous(d_final_state, d_final_state.dtype), gradients)
+        return _handed_out(given, gradients, sums, d_state), () if cuts is None else ((whole(given), cuts),)
     slabs, entering = kept.slabs, kept.entering
     if slabs is None:
         slabs = cut_slabs(operands.cu_seqlens, kept.path.backward_chunks(operands))
         entering = _enter(kept.path, operands, options, saved.initial_state, slabs, target, poll)
-    gradients, d_state = None, d_final_state.copy()
+    gradients, d_state, drops = None, d_final_state.copy(), []
     sums = cupy.zeros(given.value_heads, "f8"), cupy.zeros((given.value_heads, given.K), "f8")
     for slab, state in zip(reversed(slabs), reversed(entering)):
         poll()
         part, d_slab = _take(operands, options, d_out, slab, target)
         gradients = gradients or _empty_gradients(operands, part.v.dtype)
         views = {name: x[slab.tokens] for name, x in gradients.items()}
-        d_state[slab.sequences], *added = kept.path.backward(part, None, state, d_slab, d_state[slab.sequences], views)
+        leaving = d_state[slab.sequences].copy()
+        d_state[slab.sequences], *added, cuts = kept.path.backward(part, None, state, d_slab, leaving, views)
+        drops += [(slab, cuts)] if cuts is not None else []
         sums = [x + y for x, y in zip(sums, added)]
-    return _handed_out(given, gradients or _empty_gradients(given, given.v.dtype), sums, d_state)
+    return _handed_out(given, gradients or _empty_gradients(given, given.v.dtype), sums, d_state), tuple(drops)
 
 
 def _empty_gradients(operands, dtype):
