@@ -1,6 +1,7 @@
 """What one `run` is asked to do: command line over TOML file over defaults, checked."""
 
 import math
+import re
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ CHOICES = {
     "engine": ("auto", *ENGINES),
     "scan": ("auto", "neighbour", "chain", "allgather", "heads", "exscan", "levels", "serial"),
     "transport": ("auto", "mpi", "ipc", "nccl", "device"),
+    "shard": ("tokens", "heads"),
     "io": ("gather", "shards"),
 }
 NOT_BUILT = {"transport": ("ipc", "nccl", "device")}
@@ -34,6 +36,7 @@ class Job:
     engine: str = "auto"
     scan: str = "auto"
     transport: str = "auto"
+    shard: str = "tokens"
     decay_skip: str | None = None
     tolerance: float = 0.0
     reproducible: bool = False
@@ -111,6 +114,8 @@ def _check(name, value, field):
     expected = getattr(field.type, "__name__", field.type)
     if not isinstance(value, kind) or (field.type is not bool and isinstance(value, bool)):
         raise InputError(f"{name}: expected {expected}, got {value!r}")
+    if name == "shard" and re.fullmatch(r"[1-9]\d*x[1-9]\d*", value):
+        raise InputError(f"shard: {value!r} is not built yet")
     if name in CHOICES and value not in CHOICES[name]:
         raise InputError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
     if name == "exchange_timeout" and not 0 < value < math.inf:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from mpi4py import MPI
 
 from kda_engine import layout
 from kda_engine.engines import cuda_usable, make_engine
@@ -17,7 +18,9 @@ from kda_engine.refusal import refusal
 from . import resources
 from .clock import Clock
 from .gathering import write_gathered, write_shards
-from .output_parts import output_parts
+from .head_shards import HeadsOfInput, heads_of_ranks
+from .output_parts import output_parts, output_parts_of_heads
+from .parallel.control import Control
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
 from .parallel.problem import RankProblem, UnsuitableScan
 from .parallel.transports import TRANSPORTS
@@ -49,13 +52,20 @@ class _Run:
     """The steps of one job on one rank."""
 
     def __init__(self, session, job, source, progress, cuts):
-        self.session, self.job, self.source = session, job, source
-        self.transport = TRANSPORTS[job.carrier](session.control)
+        # source: what this rank sees of the file.
+        self.session, self.job, self.file, self.source, self.heads = session, job, source, source, None
+        control = session.control
+        if job.shard == "heads":
+            # A rank's heads are a problem of their own, which it computes alone.
+            self.heads = session.together(lambda: heads_of_ranks(source.H, session.size))
+            self.source = HeadsOfInput(source, self.heads[session.rank])
+            control = Control(MPI.COMM_SELF, session.poll, job.exchange_timeout)
+        self.transport = TRANSPORTS[job.carrier](control)
         self.clock = Clock(progress.phase, self.bytes_sent)
         self.options = session.together(lambda: job.options(source.options, source.K))
         session.together(self._check_job)
-        self.segments = partition(source.cu_seqlens, session.size, cuts)
-        self.segment = self.segments[session.rank]
+        self.segments = partition(source.cu_seqlens, self.transport.size, cuts)
+        self.segment = self.segments[self.transport.rank]
         self.threads = session.threads()
         self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
         self.engine = session.together(self._make_engine)
@@ -83,6 +93,8 @@ class _Run:
             raise InputError(f"{self.job.input}: {problem}")
 
     def _check_job(self):
+        if self.job.save_boundary and self.job.shard == "heads":
+            raise InputError("save_boundary: expected ranks that share tokens, got --shard heads, where nothing crosses")
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
         if self.session.rank == 0:
@@ -93,8 +105,8 @@ class _Run:
         source, job = self.source, self.job
         segment = self.segment
         self.memory = resources.share_bytes(source, source.dtypes, segment.stop - segment.start, len(segment.pieces),
-                                            self.session.size, job.backward)
-        self.disk = resources.output_bytes(source, source.dtypes, job.backward)
+                                            self.transport.size, job.backward)
+        self.disk = resources.output_bytes(self.file, source.dtypes, job.backward)
         if self.session.rank == 0:
             resources.check_disk(job.output, self.disk)
         on_node = sum(self.session.node.allgather(self.memory))
@@ -106,7 +118,7 @@ class _Run:
         rows = self.session.control.collect((self.segment, self.memory), "collecting the plan")
         if self.session.rank:
             return
-        print(f"engine {self.engine.name}, scan {self.job.scan}, output {self.disk} bytes, options {self.options}")
+        print(f"engine {self.engine.name}, shard {self.job.shard}, scan {self.job.scan}, output {self.disk} bytes, options {self.options}")
         for segment, memory in rows:
             pieces = ", ".join(f"{p.sequence}[{p.start}:{p.stop}]" for p in segment.pieces)
             print(f"rank {segment.rank}: tokens {segment.start}:{segment.stop}, about {memory} bytes of memory, "
@@ -132,7 +144,12 @@ class _Run:
             # Before anybody opens the output: a failure must not leave a part of it.
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
-        parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)
+        results = (self.options, problem, forward, gradients)
+        if self.heads is None:
+            parts = output_parts(self.file, *results, self.job.save_boundary)
+        else:
+            with self.clock("write"):
+                parts = output_parts_of_heads(self.file, *results, self.session.transport, self.heads)
         write = write_shards if self.job.io == "shards" else write_gathered
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
@@ -188,6 +205,8 @@ class _Run:
 
     def _check_finite(self):
         segment, where = self.segment, f"{self.job.input}: rank {self.session.rank}: /inputs/"
+        if self.heads is not None:
+            where = f"{where.removesuffix('/inputs/')}heads counted from key head {self.heads[self.session.rank].start}: /inputs/"
         first = segment.pieces[0].sequence if segment.pieces else 0
         gradient = {"d_out": self.d_out} if self.job.backward else {}
         check_values(self.operands, self.options, where, segment.start, first, **gradient)

@@ -17,6 +17,7 @@ def add(subparsers):
     parser.add_argument("--scan", choices=CHOICES["scan"], help="how boundary states travel (auto)")
     parser.add_argument("--transport", choices=CHOICES["transport"], metavar=_built("transport"),
                         help="what carries them (auto)")
+    parser.add_argument("--shard", metavar="{tokens,heads}", help="what a rank takes of the input (tokens)")
     parser.add_argument("--decay-skip", choices=("exact", "certified", "sampled"), help="when to drop a transition")
     parser.add_argument("--tolerance", type=float, help="bound on the norm of a dropped transition (0)")
     parser.add_argument("--reproducible", action="store_true", help=argparse.SUPPRESS)
