@@ -11,7 +11,7 @@ from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultWriter
-from kda_engine.layout import Operands
+from kda_engine.layout import CHUNK, Operands
 from kda_engine.partition import partition
 from kda_engine.refusal import refusal
 
@@ -22,6 +22,7 @@ from .head_shards import HeadsOfInput, heads_of_ranks
 from .output_parts import output_parts, output_parts_of_heads
 from .parallel.control import Control
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
+from .parallel.folding import SHORTEST, piece_length
 from .parallel.problem import RankProblem, UnsuitableScan
 from .parallel.transports import TRANSPORTS
 from .progress import Progress
@@ -64,7 +65,8 @@ class _Run:
         self.clock = Clock(progress.phase, self.bytes_sent)
         self.options = session.together(lambda: job.options(source.options, source.K))
         session.together(self._check_job)
-        self.segments = partition(source.cu_seqlens, self.transport.size, cuts)
+        self.piece_length = piece_length(source.T) if job.reproducible else None
+        self.segments = partition(source.cu_seqlens, self.transport.size, cuts, self.piece_length or CHUNK)
         self.segment = self.segments[self.transport.rank]
         self.threads = session.threads()
         self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
@@ -77,9 +79,10 @@ class _Run:
         return self.session.control.sent + self.transport.sent + self.session.transport.sent
 
     def _make_engine(self):
-        if self.job.engine in ("auto", "cuda") and cuda_usable():
+        name = "numpy" if self.job.reproducible and self.job.engine == "auto" else self.job.engine
+        if name in ("auto", "cuda") and cuda_usable():
             self.session.use_device(self.job.oversubscribe)
-        return make_engine(self.job.engine, self.session.poll, self.threads)
+        return make_engine(name, self.session.poll, self.threads)
 
     def _check_engine(self):
         """Whether the engine takes this input is told before anything is read."""
@@ -97,6 +100,9 @@ class _Run:
             raise InputError("save_boundary: expected ranks that share tokens, got --shard heads, where nothing crosses")
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
+        conv = self.source.conv
+        if self.job.reproducible and conv is not None and max(x.shape[1] for x in conv.weights.values()) > SHORTEST:
+            raise InputError(f"reproducible: expected a short convolution of at most {SHORTEST} tokens beside it")
         if self.session.rank == 0:
             # A name that cannot be written is told now, not after the work; nothing is left of this.
             ResultWriter(self.job.output, force=self.job.force).abandon()
@@ -162,7 +168,7 @@ class _Run:
         if self.job.backward:
             self.d_out = self.engine.take_array(self.d_out)
         return RankProblem(self.engine, self.transport, self.job.scan, self.segments, operands, self.options,
-                           self.clock, self.convolution)
+                           self.clock, self.convolution, piece_length=self.piece_length)
 
     def _read(self):
         source, segment = self.source, self.segment

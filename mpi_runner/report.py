@@ -71,6 +71,7 @@ def describe(run, skips, input_digest, parts):
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name,
         "scan": run.problem.route.name, "scan_reason": run.problem.reason, "shard": run.job.shard,
+        "piece_length": run.piece_length,
         "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
         "ranks": list(rows), "decay_skip": skips, "not_finite": not_finite(seen, run.source.cu_seqlens),
     }

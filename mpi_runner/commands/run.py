@@ -20,7 +20,7 @@ def add(subparsers):
     parser.add_argument("--shard", metavar="{tokens,heads}", help="what a rank takes of the input (tokens)")
     parser.add_argument("--decay-skip", choices=("exact", "certified", "sampled"), help="when to drop a transition")
     parser.add_argument("--tolerance", type=float, help="bound on the norm of a dropped transition (0)")
-    parser.add_argument("--reproducible", action="store_true", help=argparse.SUPPRESS)
+    switch("reproducible", "the same bits at every rank count (engines on the host, exact decay skip)")
     switch("check-finite", "look for NaN, infinities and positive log decay first")
     switch("save-boundary", "write the ranks' boundary matrices too")
     parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
