@@ -35,9 +35,11 @@ static_assert(!kReversed && (kOutputs || !kSaves));
 // next chunk's products run.
 struct Outgoing {
     Element* target;  // the lane's 16 bytes
-    int slot;         // number of the slot, kSlots when nothing is waiting
-    int length;       // tokens from the chunk's start to the piece's end
+    int length;       // tokens from the chunk's start to the piece's end, 0 when nothing is waiting
 };
+
+// The slot before a slot: there a chunk's outputs wait while the next chunk is worked on.
+__device__ int slot_before(int slot) { return slot == 0 ? kSlots - 1 : slot - 1; }
 
 __device__ void carry(u32 shared, const Work& work, const States& states, const Records& records, Element* out,
                       float scale) {
@@ -51,12 +53,13 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
 
     State state;
     RingPlace<kSlots> place = {0, 0};
-    Outgoing outgoing = {nullptr, kSlots, 0};
-    const auto fetch = [&] { return load_shared_uint4(shared + outgoing.slot * Slot::kBytes + store_place); };
+    Outgoing outgoing = {nullptr, 0};
+    const auto fetch = [&] { return load_shared_uint4(shared + slot_before(place.slot) * Slot::kBytes + store_place); };
     const auto send = [&](uint4 outputs) {
-        if (outgoing.slot == kSlots) return;
+        if (outgoing.length == 0) return;
+        // First the arrival: behind the store it would wait until the store is done.
+        mbarrier_arrive(released_barrier(shared, slot_before(place.slot)));
         if (store_row < outgoing.length) *reinterpret_cast<uint4*>(outgoing.target) = outputs;
-        mbarrier_arrive(released_barrier(shared, outgoing.slot));
     };
     Cursor cursor = Cursor::at_start(work);
     while (!cursor.done(work)) {
@@ -77,7 +80,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
             // Asked for before the products start, to have arrived when they are under way.
             if (values) ldmatrix_transposed(raw, slot + value_place);
             uint4 outputs;
-            if (kOutputs && outgoing.slot != kSlots) outputs = fetch();
+            if (kOutputs && outgoing.length != 0) outputs = fetch();
             const float unit = state.unit;
             start_products(state, products, rounded, slot, lane);
             if constexpr (kOutputs) send(outputs);
@@ -98,7 +101,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
                 // The warp's own columns of v have been read: the outputs take their place.
                 stmatrix_transposed(slot + value_place, packed);
                 __syncwarp();
-                outgoing = {target, place.slot, left};
+                outgoing = {target, left};
                 target += chunk_elements;
             }
             wgmma_wait<0>();
@@ -110,7 +113,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
         cursor.item += gridDim.x;
         cursor.open(work);
     }
-    if (outgoing.slot != kSlots) send(fetch());
+    if (outgoing.length != 0) send(fetch());
 }
 
 }  // namespace
