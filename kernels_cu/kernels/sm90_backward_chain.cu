@@ -67,8 +67,8 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
 
 __device__ void carry(u32 shared, const Work& work, const States& states, const Records& records, float scale) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const u32 out_place = Slot::kValue + group * Slot::kValueDistance +
-                          SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    const u32 out_place = hold_address(Slot::kValue + group * Slot::kValueDistance +
+                                       SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0));
 
     State state;
     RingPlace<kSlots> place = {0, 0};

@@ -45,10 +45,11 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
                       float scale) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const u32 values_of_group = Slot::kValue + group * Slot::kValueDistance;
-    const u32 value_place = values_of_group + SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    const u32 value_place =
+        hold_address(values_of_group + SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0));
     // The eight lanes of one shared-memory access take rows whose pieces lie in different banks.
     const int store_row = ((lane >> 1 & 3) << 1) | ((lane >> 3) & 1) | ((lane >> 1) & 8);
-    const u32 store_place = values_of_group + SwizzledTile::piece(store_row, 2 * warp + lane % 2);
+    const u32 store_place = hold_address(values_of_group + SwizzledTile::piece(store_row, 2 * warp + lane % 2));
     const i64 chunk_elements = static_cast<i64>(kChunk) * work.value_heads * kSize;
 
     State state;
