@@ -8,7 +8,6 @@ from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
-from kda_engine.hdf5.results import ResultWriter
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
 from kda_engine.refusal import refusal
@@ -16,7 +15,7 @@ from kda_engine.refusal import refusal
 from . import resources
 from .clock import Clock
 from .convolution import CHANNELS, ShareConvolution
-from .gathering import Part, write_gathered, write_shards
+from .gathering import Part, check_output, write_gathered, write_shards
 from .progress import Progress
 from .report import Digest, describe
 from .share import Share
@@ -36,7 +35,7 @@ def run_job(session, job, cuts=None):
     clock = Clock(progress.phase, lambda: session.exchange.sent)
     session.on_poll = progress.tick
     session.exchange.timeout = job.exchange_timeout
-    source = session.together(lambda: InputFile(job.input))
+    source = session.together(lambda: InputFile(job.input, job.allow_external))
     with source:
         run = _Run(session, job, source, clock, cuts)
         report = run.print_plan() if job.dry_run else run.execute()
@@ -79,8 +78,8 @@ class _Run:
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
         if self.session.rank == 0:
-            # A name that cannot be written is told now, not after the work; nothing is left of this.
-            ResultWriter(self.job.output, force=self.job.force).abandon()
+            # A name that cannot be written is told now, not after the work.
+            check_output(self.job.output, self.job.force, self.job.io)
 
     def _check_resources(self):
         source, job = self.source, self.job
