@@ -6,6 +6,7 @@ import stat
 from contextlib import contextmanager
 
 import h5py
+import numpy as np
 
 from ..errors import InputError
 from . import types
@@ -85,7 +86,7 @@ def _check_root(path, attributes, kinds):
     if (found := types.get_text(attributes, "format")) != FORMAT:
         raise InputError(f"{path}: attribute format: expected {FORMAT!r}, got {found!r}")
     version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
+    if np.ndim(version) or version != FORMAT_VERSION:
         raise InputError(f"{path}: attribute format_version: expected {FORMAT_VERSION}, got {version}")
     if (found := types.get_text(attributes, "kind")) not in kinds:
         raise InputError(f"{path}: attribute kind: expected {' or '.join(kinds)}, got {found!r}")
