@@ -88,14 +88,18 @@ def _verdict(name, x, golden, by, tier):
     comparison.add(x, expected, starts=_starts(name, golden))
     difference = comparison.result()
     bad = None if difference.within(tolerance) else first_bad(x, expected, tolerance)
-    return Verdict(name, difference, tolerance, None, bad, blocks_of(name, comparison, x, expected))
+    return Verdict(name, difference, tolerance, None, bad, blocks_of(name, comparison, lambda: (x, expected)))
 
 
-def blocks_of(name, comparison, x, expected):
-    """`Verdict.blocks` of a tensor: those of its `Comparison`, or a parameter's, taken from the arrays themselves."""
+def blocks_of(name, comparison, arrays):
+    """`Verdict.blocks` of a tensor, from its `Comparison`; for the gradient of a parameter from the arrays themselves.
+
+    arrays: called for the pair of them, NumPy, only where they are needed.
+    """
     if name in (*TOKEN_RESULTS, *STATE_RESULTS):
         return comparison.blocks()
     whole = Comparison()
+    x, expected = arrays()
     whole.add(x[None], expected[None], starts=[0])
     return whole.blocks()
 
