@@ -5,7 +5,9 @@ import threading
 import numpy as np
 from mpi4py import MPI
 
+from kda_engine.finite import NotFinite
 from kda_engine.hdf5.opening import digest
+from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 from kda_engine.hdf5.version import hdf5_version
 
 from .environment import mpi_version
@@ -13,6 +15,9 @@ from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.
 PHASES = ("read", "prepare", "summarise", "gather", "scan", "forward", "backward", "reduce", "bounds", "write")
+
+# Tensors that hold NaN by design: a rank that feeds nobody has no boundary.
+UNFILLED = "boundary/"
 
 PACKAGES = ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")
 
@@ -39,10 +44,11 @@ class Digest:
         return self._value
 
 
-def describe(run, skips, input_digest):
+def describe(run, skips, input_digest, parts):
     """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
 
-    skips: every rank's rows on dropped transitions (`ShareResult.skips`).
+    skips: every rank's rows on dropped transitions (`RankProblem.skip_rows`). parts: this rank's `gathering.Part`s,
+    whose rows have all been looked at.
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
@@ -54,16 +60,17 @@ def describe(run, skips, input_digest):
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
-        "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
+        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory,
     }
-    rows = session.exchange.collect(mine, "collecting the report")
+    seen = [(part.name, part.not_finite) for part in parts if not part.name.startswith(UNFILLED)]
+    rows, seen = zip(*session.control.collect((mine, seen), "collecting the report"))
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
-        "ranks": rows, "decay_skip": skips,
+        "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
+        "ranks": list(rows), "decay_skip": skips, "not_finite": not_finite(seen, run.source.cu_seqlens),
     }
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
@@ -71,6 +78,29 @@ def describe(run, skips, input_digest):
         "mpi_library": mpi_version(),
         "hdf5": hdf5_version(),
     }
+
+
+def not_finite(seen, cu_seqlens):
+    """By tensor with NaN or infinities: {"count": values, "first": the place of the first} for the report.
+
+    seen: every rank's (tensor's name, `finite.NotFinite`). The place is {"sequence", "head", "token"} of a tensor with
+    a row per token, the token counted within its sequence; {"sequence", "head"} of states; {"head"} of the parameters'
+    gradients; {"channel"} of the convolution's.
+    """
+    whole = {}
+    for name, found in (row for of_rank in seen for row in of_rank):
+        whole.setdefault(name, NotFinite()).merge(found.count, found.first)
+    return {name: {"count": found.count, "first": _place(name, *found.first, cu_seqlens)}
+            for name, found in whole.items() if found.count}
+
+
+def _place(name, row, second, cu_seqlens):
+    if name in TOKEN_RESULTS:
+        sequence = int(np.searchsorted(cu_seqlens, row, side="right")) - 1
+        return {"sequence": sequence, "head": second, "token": row - int(cu_seqlens[sequence])}
+    if name in STATE_RESULTS:
+        return {"sequence": row, "head": second}
+    return {"channel": row} if name.startswith("grads/conv/") else {"head": row}
 
 
 def summary(report, path):

@@ -81,6 +81,27 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
         assert kda.compare(behind[rank - 1], gradient[0]) < 1e-12
 
 
+@pytest.mark.parametrize("ranks, io", [(1, "gather"), (3, "gather"), (3, "shards")])
+def test_results_that_are_not_finite_are_reported(folder, ranks, io):
+    case = cases.make("ragged", dtype="f4")
+    bounds, V = case.cu_seqlens, case.v.shape[2]
+    # A query counts for its own token's output alone; a value for all states behind it in its sequence.
+    sequence = int(np.argmax(np.diff(bounds)))
+    case.q[bounds[sequence] + 5, 0, 0] = np.nan
+    case.v[bounds[sequence + 1] - 1, 1, 3] = np.inf
+    write_case(case, folder / "spoilt.h5")
+    done = launch(ranks, "-m", "mpi_runner", "run", folder / "spoilt.h5", folder / "out.h5", "--engine", "reference",
+                  "--force", "--io", io)
+    assert done.returncode == 0, done.stderr
+    with ResultFile(folder / "out.h5") as result:
+        told, out, states = result.report["not_finite"], *map(result.read, ("outputs/out", "outputs/final_state"))
+    heads = case.v.shape[1] // case.q.shape[1]
+    assert told == {
+        "outputs/out": {"count": int((~np.isfinite(out)).sum()), "first": {"sequence": sequence, "head": 0, "token": 5}},
+        "outputs/final_state": {"count": int((~np.isfinite(states)).sum()), "first": {"sequence": sequence, "head": 1}}}
+    assert told["outputs/out"]["count"] > heads * V
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_certified_skip_stays_within_the_bounds_it_reports(folder, ranks):
     result = result_of(launch(ranks, TESTS / "mpi" / "decay_skip.py", folder))

@@ -15,12 +15,12 @@ from kda_engine import cases
 from kda_engine.device import chain_plan, plan
 from kda_engine.engines.cuda import CudaEngine
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from decay_run import measured, pieces  # noqa: E402
-from device_run import stages  # noqa: E402
 from gates import gated  # noqa: E402
-from gradient_run import gradients  # noqa: E402
+from stages import gradients, stages  # noqa: E402
 
 
 def problems():

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_run import check, stages
+from device_run import check
 from gates import gated, spanning
-from gradient_run import check_gradients, gradients
+from gradient_run import check_gradients
+from stages import gradients, stages
 from test_gpu_chain import DTYPES, tuned
 
 import kda_engine as kda

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 import pytest
-from gradient_run import TOKENS
 from launcher import launch, memory_folder
+from stages import TOKENS
 
 import kda_engine as kda
 from kda_engine import cases
