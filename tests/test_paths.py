@@ -73,14 +73,14 @@ def test_a_saving_forward_is_cut_where_records_would_take_much_of_the_memory(tok
     with fake_device() as device:
         given = inputs(device, tokens, heads)
         operands, _ = layout.pack(*given.values(), None, None, None, "lower_bound")
-        problem = take_problem(operands, OPTIONS, KNOWN["sm_90a"])
+        problem = take_problem(operands, OPTIONS, device.device)
         path = paths.forward_path(problem)
         assert path.name == "fused" and slabs._chunks(problem, path.forward_bytes(problem, False)) is None
         chunks = slabs._chunks(problem, path.forward_bytes(problem, True))
         assert (chunks is not None) == cut
         if cut:
             slab = slabs.cut_slabs(operands.cu_seqlens, chunks)[0]
-            part = take_problem(slab.take(operands), OPTIONS, KNOWN["sm_90a"])
+            part = take_problem(slab.take(operands), OPTIONS, device.device)
             share = path.forward_bytes(part, True) / KNOWN["sm_90a"].memory
             assert 0.8 * slabs.SLAB <= share <= 1.01 * slabs.SLAB
         else:

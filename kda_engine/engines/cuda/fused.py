@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import cupy
 
@@ -106,7 +105,7 @@ def summarise(problem, initial_state, transition):
 
 def plan_for(problem, certified):
     """The ChainPlan of a problem."""
-    return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified)
+    return problem.device.ready(make_chain_plan, problem.cu_seqlens.tobytes(), problem.value_heads, certified)
 
 
 def make_records(problem, plan, units):
@@ -119,7 +118,7 @@ def certify(problem, cuts, reversed):
     """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
     decided = cuts.count * problem.value_heads
     scratch = Workspace(warmup=decided, bounds=decided)
-    launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=cuts.count, g=problem.g,
+    launch("certify_cuts", certify_variant(problem.element, reversed), problem.device, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
            bounds=scratch.bounds, heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
            **problem.activation.arguments)
@@ -129,20 +128,19 @@ def certify(problem, cuts, reversed):
 def chain(problem, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
           records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    start = _prepare_chain(problem.element, problem.heads, problem.value_heads, problem.target,
-                           problem.activation, pieces, columns, records is not None)
+    start = problem.device.ready(_prepare_chain, problem.element, problem.heads, problem.value_heads,
+                                 problem.activation, pieces, columns, records is not None)
     of_records = (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
     start(*problem.addresses, address(initial_state), address(final_state), address(carried), address(transitions),
           address(out), *of_records, address(warmup))
 
 
-@lru_cache(maxsize=64)
-def _prepare_chain(element, heads, value_heads, target, activation, pieces, columns, saves):
+def _prepare_chain(device, element, heads, value_heads, activation, pieces, columns, saves):
     """What does not change from launch to launch over a table."""
     variant = ChainVariant(element, activation.bounded, columns or CHAIN_SIZE, columns is not None, saves, False)
     order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
              "out", "states", "tokens", "units", "warmup_chunks")
-    return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
+    return Prepared("sm90_chain", variant, device, order, count=device.target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
                     heads=value_heads, **activation.arguments)
 
@@ -150,11 +148,10 @@ def _prepare_chain(element, heads, value_heads, target, activation, pieces, colu
 def fold(problem, chains, transitions, carried, warmup, reversed):
     """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
     if chains is not None:
-        _prepare_fold(problem.value_heads, problem.target, chains, reversed)(
+        problem.device.ready(_prepare_fold, problem.value_heads, chains, reversed)(
             address(transitions), address(carried), address(warmup))
 
 
-@lru_cache(maxsize=64)
-def _prepare_fold(value_heads, target, chains, reversed):
-    return Prepared("fold_states", fold_variant(reversed), target, ("transitions", "carried", "warmup_chunks"),
+def _prepare_fold(device, value_heads, chains, reversed):
+    return Prepared("fold_states", fold_variant(reversed), device, ("transitions", "carried", "warmup_chunks"),
                     count=chains.count, chains=chains.rows, heads=value_heads)

@@ -34,7 +34,7 @@ def backward(problem, record, d_out, d_final_state, gradients):
     if group > 1:
         rows = len(problem.q) * problem.heads
         for name, x in shares.items():
-            launch("sum_groups", element_variant(problem.element), problem.target, count=rows, shares=x, rows=rows,
+            launch("sum_groups", element_variant(problem.element), problem.device, count=rows, shares=x, rows=rows,
                    group=group, sums=gradients[name])
     return d_initial_state, of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8"), cuts
 
@@ -78,7 +78,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
 def _sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
     """One launch over a table of pieces; records None: nothing but what the pieces carry."""
     variant = ChainVariant(problem.element, problem.activation.bounded, columns, True, records is not None, True)
-    launch("sm90_backward_chain", variant, problem.target, count=problem.target.multiprocessors,
+    launch("sm90_backward_chain", variant, problem.device, count=problem.target.multiprocessors,
            q=problem.q, k=problem.k, d_out=d_out, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_final_state=d_final_state, d_initial_state=d_initial_state, carried=carried,
            states=records and records.states, tokens=records and records.tokens, units=records and records.units,

@@ -20,6 +20,8 @@ assert ALIGNMENT % _VECTOR == 0
 
 _FLOAT32 = np.dtype("f4")
 
+_ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
+
 _variant = cache(variant)
 
 
@@ -44,12 +46,16 @@ class Problem(NamedTuple):
     element: str
     options: Options
     activation: Activation
-    target: object
+    device: object
 
     @property
     def plan(self):
         """The Plan of the portable kernels; the last few are remembered."""
-        return make_plan(self.cu_seqlens, self.value_heads, self.K, self.V, self.target.multiprocessors)
+        return self.device.ready(make_plan, self.cu_seqlens.tobytes(), self.value_heads, self.K, self.V)
+
+    @property
+    def target(self):
+        return self.device.target
 
     @property
     def variant(self):
@@ -92,19 +98,29 @@ class Problem(NamedTuple):
         return cupy.zeros((len(self.cu_seqlens) - 1, self.value_heads, self.K, self.V), _FLOAT32)
 
 
-def take_problem(operands, options, target):
-    """The Problem of packed operands under Options on the current device. Inputs of mixed types are computed in float32.
+def take_problem(operands, options, device):
+    """The Problem of packed operands under Options on a Device. Inputs of mixed types are computed in float32.
 
-    Raises InputError for what `check_taken` refuses.
+    Raises InputError for what `check_taken` refuses, and for arrays on another device.
     """
     check_taken(operands)
     _, heads, K = operands.k.shape
     _, value_heads, V = operands.v.shape
+    for name in _ARRAYS:
+        if (x := getattr(operands, name)) is not None and x.data.device_id != device.number:
+            check_device(name, x, device)
     element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
     arrays += parameter(operands.A_log), parameter(operands.dt_bias)
     addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
     return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element,
-                   options, activation(options, K), target)
+                   options, activation(options, K), device)
+
+
+def check_device(name, x, device):
+    """Raises InputError for an array on another device than the one that computes."""
+    if x.data.device_id != device.number and x.size:
+        raise InputError(f"{name}: expected an array on the current device, {device.number}, got one on device "
+                         f"{x.data.device_id}")
 
 
 def check_taken(operands):
