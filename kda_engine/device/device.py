@@ -18,29 +18,23 @@ RETIRED = 256
 
 
 class Device:
-    """A device by CUDA's number. target: its Target."""
+    """A device by CUDA's number. target: its Target.
+
+    ready(make, *key): make(device, *key), made once, then found again, until much else was made since. Whatever it
+    uploads is on the device before anybody can find it. Raises InputError where it would have to be made while the
+    current stream is captured.
+    """
 
     def __init__(self, number, of):
         self.number, self.target = number, of
-        self._ready = lru_cache(maxsize=REMEMBERED)(self._make)
-        self._functions, self._uploading, self._retired = {}, None, []
+        # A call finds a few things, so `ready` is the look-up itself but where somebody has to hold what is found.
+        self.ready = self._found = lru_cache(maxsize=REMEMBERED)(self._make)
+        self._functions, self._uploading, self._retired, self._holders = {}, None, [], 0
         self._lock, self._thread = threading.Lock(), threading.local()
-
-    def ready(self, make, *key):
-        """make(device, *key): made once, then found again, until much else was made since.
-
-        Whatever it uploads is on the device before anybody can find it. Raises InputError where it would have to be made
-        while the current stream is captured.
-        """
-        found = self._ready(make, *key)
-        held = self._thread.__dict__.get("held")
-        if held is not None:
-            held.append(found)
-        return found
 
     def forget(self):
         """What was made is made anew when it is wanted again."""
-        self._ready.cache_clear()
+        self._found.cache_clear()
 
     def _make(self, make, *key):
         if capturing():
@@ -83,6 +77,9 @@ class Device:
         A captured call is replayed with the memory that it had when it was captured.
         """
         held = self._thread.held = []
+        with self._lock:
+            self._holders += 1
+            self.ready = self._find_and_hold
 
         def allocate(size):
             memory = pool(size)
@@ -95,6 +92,16 @@ class Device:
                 yield held
         finally:
             self._thread.held = None
+            with self._lock:
+                self._holders -= 1
+                if not self._holders:
+                    self.ready = self._found
+
+    def _find_and_hold(self, make, *key):
+        found, held = self._found(make, *key), getattr(self._thread, "held", None)
+        if held is not None:
+            held.append(found)
+        return found
 
 
 class _Lease:

@@ -118,15 +118,16 @@ class _Call:
         return blocks
 
     def start(self, blocks):
-        if blocks:
-            if _observers:
-                with ExitStack() as watched:
-                    for observer in _observers:
-                        watched.enter_context(observer(self._kernel.name))
-                    self._launch(blocks)
-            else:
-                self._launch(blocks)
+        if _observers and blocks:
+            self._watched(blocks)
+        elif blocks:
+            cupy.cuda.driver.launchKernel(self._entry.ptr, blocks, 1, 1, self._threads, 1, 1, self._shared,
+                                          cupy.cuda.get_current_stream().ptr, self._address, 0)
 
-    def _launch(self, blocks):
-        cupy.cuda.driver.launchKernel(self._entry.ptr, blocks, 1, 1, self._threads, 1, 1, self._shared,
-                                      cupy.cuda.get_current_stream().ptr, self._address, 0)
+    def _watched(self, blocks):
+        """`start`, with observers."""
+        with ExitStack() as watched:
+            for observer in _observers:
+                watched.enter_context(observer(self._kernel.name))
+            cupy.cuda.driver.launchKernel(self._entry.ptr, blocks, 1, 1, self._threads, 1, 1, self._shared,
+                                          cupy.cuda.get_current_stream().ptr, self._address, 0)

@@ -77,7 +77,7 @@ class CudaEngine(Engine):
         saved = Saved(operands, options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:
             out = out.astype(operands.v.dtype)
-        return Forward(out, final_state, saved, path.name, reason(path, problem), self._told(drops))
+        return Forward(out, final_state, saved, path.name, reason(path, problem), self._told(drops) if drops else ())
 
     @_stage
     def summarise_backward(self, operands, options, d_out, d_final_state):
@@ -99,4 +99,4 @@ class CudaEngine(Engine):
     def _told(self, drops):
         """Calls that each give a report's rows on what was dropped at the cuts of one slab."""
         return tuple([partial(cuts.rows, self.measure, slab.tokens.start, slab.sequences.start)
-                      for slab, cuts in drops]) if drops else ()
+                      for slab, cuts in drops])

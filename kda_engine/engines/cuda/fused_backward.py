@@ -55,7 +55,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
     None for both where nothing is cut. forward_scratch: the forward's, with all transitions between cuts, or None to
     find them here.
     """
-    tables, cuts, warmup = plan.backward, None, None
+    tables, cuts, warmup = plan.backward, None, 0
     if tables.before is None:
         return None, None
     size = plan.slots * problem.state_floats
@@ -67,7 +67,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
     if tables.chains is not None:
         if forward_scratch is None:
             transitions = scratch.transitions
-            chain(problem, tables.transitions, None, None, None, transitions, warmup)
+            chain(problem, tables.transitions, None, None, 0, transitions, warmup)
         else:
             # There a transition lies in the slot behind its piece, here in the one before it.
             transitions = forward_scratch.transitions + 4 * problem.transition_floats

@@ -20,9 +20,10 @@ assert ALIGNMENT % _VECTOR == 0
 
 _FLOAT32 = np.dtype("f4")
 
-_ARRAYS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
 
-_variant = cache(variant)
+@cache
+def _variant(element, K, device):
+    return variant(element, K, device.target)
 
 
 class Problem(NamedTuple):
@@ -60,7 +61,7 @@ class Problem(NamedTuple):
     @property
     def variant(self):
         """The Variant of the portable kernels."""
-        return _variant(self.element, self.K, self.target)
+        return _variant(self.element, self.K, self.device)
 
     @property
     def sequences(self):
@@ -106,14 +107,27 @@ def take_problem(operands, options, device):
     check_taken(operands)
     _, heads, K = operands.k.shape
     _, value_heads, V = operands.v.shape
-    for name in _ARRAYS:
-        if (x := getattr(operands, name)) is not None and x.data.device_id != device.number:
-            check_device(name, x, device)
-    element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
-    arrays += parameter(operands.A_log), parameter(operands.dt_bias)
-    addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
-    return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element,
+    try:
+        element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
+        arrays += parameter(operands.A_log), parameter(operands.dt_bias)
+    except ValueError:
+        # CuPy converts no array of another device than the current one.
+        _refuse_device(operands, device)
+        raise
+    addresses, number = [], device.number
+    for x in arrays:
+        data = None if x is None else x.data
+        if data is not None and data.device_id != number:
+            _refuse_device(operands, device)
+        addresses.append(0 if data is None else data.ptr)
+    return Problem(*arrays, tuple(addresses), operands.cu_seqlens, heads, value_heads, K, V, element,
                    options, activation(options, K), device)
+
+
+def _refuse_device(operands, device):
+    for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"):
+        if getattr(operands, name) is not None:
+            check_device(name, getattr(operands, name), device)
 
 
 def check_device(name, x, device):
