@@ -58,13 +58,14 @@ class Prepared:
 def launch(name, variant, device, **arguments):
     """Launch a kernel of the table on a Device, the current one, and on the current stream.
 
-    arguments: every parameter by name (an array or an address, None for a null pointer, or a number), and `count`, what
-    the grid runs over. A grid of no blocks launches nothing. Raises ValueError when the grid exceeds the device's limit.
+    name: in the table, or a `Kernel`. arguments: every parameter by name (an array or an address, None for a null
+    pointer, or a number), and `count`, what the grid runs over. A grid of no blocks launches nothing. Raises ValueError when the grid exceeds the device's limit.
     """
     calls, key = _thread.__dict__, (device, name, variant)
     call = calls.get(key)
     if call is None:
-        call = calls[key] = _Call(KERNELS[name], variant, device)
+        kernel = KERNELS[name] if isinstance(name, str) else name
+        call = calls[key] = _Call(kernel, variant, device)
     blocks = call.set_numbers(arguments)
     call.set_pointers([address(arguments[name]) for name in call.order])
     call.start(blocks)

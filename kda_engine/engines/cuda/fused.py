@@ -17,7 +17,7 @@ from .cuts import Cuts
 class Record:
     """What a forward left for its gradients.
 
-    records: Workspace with states, tokens and units (kernels_cu/tile/chain_record.cuh). scratch: Workspace with the
+    records: Workspace with states, tokens and units (kernels_cu/tile/fused/record.cuh). scratch: Workspace with the
     transitions of the pieces between two cuts, each in the slot behind it; None where there are none or not all.
     """
 
@@ -120,7 +120,7 @@ def certify(problem, cuts, reversed):
     scratch = Workspace(warmup=decided, bounds=decided)
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.device, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
+           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
            **problem.activation.arguments)
     return scratch
 
@@ -145,7 +145,7 @@ def _prepare_chain(device, element, heads, value_heads, activation, pieces, colu
              "out", "states", "tokens", "units", "warmup_chunks")
     return Prepared("sm90_chain", variant, device, order, count=device.target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
-                    heads=value_heads, **activation.arguments)
+                    value_heads=value_heads, **activation.arguments)
 
 
 def fold(problem, chains, transitions, carried, warmup, reversed):
@@ -156,4 +156,4 @@ def fold(problem, chains, transitions, carried, warmup, reversed):
 
 def _prepare_fold(device, value_heads, chains, reversed):
     return Prepared("fold_states", fold_variant(reversed), device, ("transitions", "carried", "warmup_chunks"),
-                    count=chains.count, chains=chains.rows, heads=value_heads)
+                    count=chains.count, chains=chains.rows, value_heads=value_heads)
