@@ -124,9 +124,10 @@ class _Run:
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)
-        skips = []
+        skips, self.paths = [], problem.paths(forward)
+        # Before anybody opens the output: a failure must not leave a part of it.
+        self.within = problem.rows_within(forward)
         if self.session.size > 1:
-            # Before anybody opens the output: a failure must not leave a part of it.
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
         parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)
