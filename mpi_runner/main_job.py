@@ -12,7 +12,6 @@ from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultWriter
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
-from kda_engine.refusal import refusal
 
 from . import resources
 from .clock import Clock
@@ -77,10 +76,11 @@ class _Run:
         shapes = {"q": (source.H, source.K), "k": (source.H, source.K), "v": (source.HV, source.V),
                   "g": (source.HV, source.K), "beta": (source.HV,)}
         empty = {name: np.empty((0,) + shape, source.dtypes[name]) for name, shape in shapes.items()}
-        problem = refusal(self.engine, Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]),
-                                                state_dtype=self.state_dtype), self.options)
-        if problem is not None:
-            raise InputError(f"{self.job.input}: {problem}")
+        operands = Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]), state_dtype=self.state_dtype)
+        try:
+            self.engine.check(operands, self.options)
+        except InputError as error:
+            raise InputError(f"{self.job.input}: {error}") from None
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from kda_engine.device import build, cubin, module, plan, sources  # noqa: E402
+import cubin  # noqa: E402
+
+from kda_engine.device import build, module, plan, sources  # noqa: E402
 from kda_engine.device.kernels import KERNELS, WIDE_COLUMNS, variant  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 from kda_engine.errors import InputError  # noqa: E402

@@ -305,3 +305,16 @@ def _held(memory):
             stack.append(one._owner)
         elif hasattr(one, "__dict__"):
             stack += vars(one).values()
+
+
+def test_what_the_engine_does_not_compute_is_told_without_an_array_of_the_device(device):
+    """As the main job asks before it reads anything."""
+    engine = make_engine("cuda")
+    pack = lambda dtype, K: layout.pack(*(np.zeros((0, 1, K), dtype),) * 4, np.zeros((0, 1), dtype), None, None, None,
+                                        "lower_bound")[0]
+    engine.check(pack("f4", 256), OPTIONS)
+    for dtype, K, message in (("f8", 8, "float64"), ("f4", 257, "^k: expected a head size of at most 256")):
+        with pytest.raises(kda.InputError, match=message):
+            engine.check(pack(dtype, K), OPTIONS)
+    make_engine("numpy").check(pack("f8", 300), OPTIONS)
+    assert not device.launches and not device.uploads

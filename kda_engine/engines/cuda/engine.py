@@ -11,7 +11,7 @@ from ..base import Engine, Forward, Saved
 from . import slabs
 from .decay import DeviceMeasure
 from .paths import forward_path, reason, state_path
-from .problem import check_device, contiguous, take_problem
+from .problem import check_device, check_taken, contiguous, take_problem
 
 
 def _stage(compute):
@@ -56,6 +56,9 @@ class CudaEngine(Engine):
     @property
     def target(self):
         return self.device.target
+
+    def check(self, operands, options):
+        check_taken(operands)
 
     def take_array(self, x):
         return x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
