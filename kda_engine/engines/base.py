@@ -60,6 +60,9 @@ class Engine:
     def fix_sums(self):
         """Let the bits of sums over tokens depend on the tokens alone, not on how the work is shared out."""
 
+    def check(self, operands, options):
+        """Raises InputError for types and head sizes that this engine does not compute; looks at no value."""
+
     def take_array(self, x):
         """x where this engine computes."""
         return x
