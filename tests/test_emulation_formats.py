@@ -69,7 +69,8 @@ def test_constants_are_those_of_the_sources():
     """Written out once more, so that a change of the kernels that changes the emulation is seen."""
     assert constant("kChunk") == CHUNK and constant("kSize") == 128
     assert constant("kGateScale", True) == 1024 and constant("kGateScale", False) == 512
-    assert constant("kMostOfSharedFactor", False) == pytest.approx(160 * np.log2(np.e) * 512)
+    assert constant("kMostFromMiddle", False) == 2 * constant("kMostFromStart", False)
+    assert constant("kMostFromMiddle", False) == pytest.approx(160 * np.log2(np.e) * 512)
     assert constant("kSmallestBound") == 2.0**-6 and constant("kLargestBound") == 2.0**14
     assert constant("kGrowth") == CHUNK and constants.sampled_state_step() == 9
 

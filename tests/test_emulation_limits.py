@@ -181,7 +181,7 @@ def test_where_factors_end_and_levels_begin(nats, tokens):
 
 def test_factors_do_not_reach_much_further(monkeypatch):
     """Without the levels 162 nats still pass, and 190 do not: the limit of 160 is one."""
-    endless = lambda name, bounded=True: np.inf if name == "kMostOfSharedFactor" else constant(name, bounded)
+    endless = lambda name, bounded=True: np.inf if name == "kMostFromMiddle" else constant(name, bounded)
     monkeypatch.setattr(chunks, "constant", endless)
     for nats, good in ((162.0, True), (190.0, False)):
         case = spanning("log", nats, "bfloat16", (), slice(1, None), heads=1)
