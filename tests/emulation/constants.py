@@ -34,7 +34,7 @@ def find(root, name, bounded):
 
 @cache
 def constants(name):
-    """The float32 values of a constexpr array of the kernels. Raises ValueError unless exactly one source defines it."""
+    """The float32 values of a constexpr array of the kernels. Raises ValueError unless it is defined once."""
     found = {match[1] for path in ROOT.rglob("*.cu*")
              for match in re.finditer(rf"\bconstexpr float {name}\[\d+\] = {{([^}}]+)}};", path.read_text())}
     if len(found) != 1:

@@ -1,6 +1,6 @@
 """The gates of all heads as the chains and the gradients sum them: float16 units of a decay.
 
-Kernels: `Gates` of tile/…/chain_gate.cuh, common/gate_adjoint.cuh.
+Kernels: `Gates` of the fused kernels, and common/gate_adjoint.cuh.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,10 @@ CHUNK = constant("kChunk")
 
 
 def by_shared_factor(key_in, key_back, query_in):
-    """(G, P) of chunks, from k e^(gamma - m), k e^(m - gamma) and q e^(gamma - m), all [...,16,K]; nothing is masked."""
+    """(G, P) of chunks, from k e^(gamma - m), k e^(m - gamma) and q e^(gamma - m), all [...,16,K].
+
+    Nothing is masked.
+    """
     columns = np.swapaxes(rounded_tf32(key_back), -1, -2)
     with np.errstate(invalid="ignore", over="ignore"):
         return rounded_tf32(key_in) @ columns, truncated_tf32(query_in) @ columns
