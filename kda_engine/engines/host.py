@@ -158,8 +158,7 @@ class HostEngine(Engine):
             x = task.activate(slab)
             chunk = task.prepare(x)
             d_slab = task.gather_output_gradient(slab, d_out)
-            local_dU = np.swapaxes(chunk.P, -1, -2) @ d_slab
-            local_d_state = np.swapaxes(chunk.Q_in, -1, -2) @ d_slab
+            local_dU, local_d_state = chunked.read_adjoint(chunk, d_slab)
             X, d_state_out = np.empty_like(x.v), np.empty_like(local_d_state)
             for place in reversed(slab.steps):
                 now, running = chunk.at(place), place.stop - place.start
