@@ -7,6 +7,7 @@ import numpy as np
 from . import conv, layout
 from .affine import Affine
 from .arrays import array_module, as_float_array, like
+from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
 from .finite import check_states, check_values
@@ -17,14 +18,30 @@ from .options import Options
 # Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
 @dataclass
 class ForwardResult:
-    """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64."""
+    """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64.
+
+    path: what computed it: "decode", "fused" or "portable" kernels on a device, else the engine's name. path_reason: in
+    words, why no faster path did, where the problem's shape allows one; else None.
+    """
 
     out: object
     final_state: object
+    path: str
+    path_reason: str | None
     _engine: object
     _saved: Saved | None
     _packing: layout.Packing
     _example: object
+    _dropped: tuple
+
+    @property
+    def dropped(self):
+        """What the certified rule dropped at cuts within a device, in this forward and its last backward: `Dropped`.
+
+        Found when it is asked for, which goes over the inputs again: leave them unchanged until then.
+        """
+        calls = self._dropped + (() if self._saved is None else self._saved.dropped)
+        return Dropped.of([row for call in calls for row in call()])
 
 
 def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
@@ -56,7 +73,8 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     return ForwardResult(
         out=like(packing.unpack(result.out), v),
         final_state=like(layout.state_out(result.final_state, options.state_layout), v),
-        _engine=runner, _saved=result.saved, _packing=packing, _example=v,
+        path=result.path or runner.name, path_reason=result.path_reason,
+        _engine=runner, _saved=result.saved, _packing=packing, _example=v, _dropped=result.dropped,
     )
 
 
@@ -133,9 +151,9 @@ def _conv_kernels(given):
     """The module of the convolution's kernels where they cover a `conv.ConvArguments`, else None."""
     if array_module(given.x) is np or not cuda_usable():
         return None
-    from .engines import cuda_conv
+    from .engines.cuda import conv as kernels
 
-    return cuda_conv if cuda_conv.covers(given) else None
+    return kernels if kernels.covers(given) else None
 
 
 def _taken(runner, operands):

@@ -28,7 +28,8 @@ class Options:
     scale: factor on q; None means 1/sqrt(K).
     state_layout: "KV" or "VK", of every state passed in and handed out.
     decay_skip: "exact", "certified" or "sampled"; None means certified if tolerance > 0, else exact.
-    tolerance: bound on the norm of a segment transition that may be dropped, in [0, 1).
+    tolerance: bound on the norm of a segment transition that may be dropped, in [0, 1). A segment is a rank's, or one that
+        a device cuts for itself; what was dropped there is in `ForwardResult.dropped`.
 
     Raises InputError for any other value.
     """

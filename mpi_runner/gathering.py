@@ -9,7 +9,7 @@ from kda_engine.finite import NotFinite
 from kda_engine.hdf5.results import ResultWriter
 from kda_engine.hdf5.shards import ShardWriter, remove_shards, shard_folder
 
-from .exchange import SLAB_BYTES
+from .parallel.transports.host import SLAB_BYTES
 
 
 class Part:
@@ -48,7 +48,7 @@ def write_gathered(session, path, force, parts, describe):
 
     describe() -> (report, provenance) on rank 0, called when all rows are on their way; collective.
     """
-    exchange = session.exchange
+    transport = session.transport
     with ExitStack() as stack:
         writer = None
         if session.rank == 0:
@@ -63,20 +63,20 @@ def write_gathered(session, path, force, parts, describe):
                         writer.write(part.name, first + at, rows)
                 elif rank == session.rank:
                     for _, rows in part.slabs(session.rank):
-                        exchange.send(rows, 0, f"sending {part.name}")
+                        transport.send(rows, 0, f"sending {part.name}")
                 elif session.rank == 0:
                     step = slab_rows(part.shape, part.dtype)
                     for at in range(0, count, step):
                         shape = (min(step, count - at),) + part.shape[1:]
-                        rows = exchange.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
+                        rows = transport.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
                         writer.write(part.name, first + at, rows)
         return _finish(session, writer, describe)
 
 
 def write_shards(session, path, force, parts, describe):
     """One shard a rank, and a main file on rank 0 that maps and lists them; returns the report (rank 0)."""
-    exchange = session.exchange
-    folder = exchange.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
+    control = session.control
+    folder = control.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
     with ExitStack() as stack:
         writer = None
         if session.rank == 0:
@@ -90,7 +90,7 @@ def write_shards(session, path, force, parts, describe):
                     session.poll()
                     shard.write(part.name, at, rows)
             mine = shard.finish()
-        shards = exchange.collect(mine, "listing the shards")
+        shards = control.collect(mine, "listing the shards")
         if session.rank == 0:
             writer.link_shards(shards, {p.name: p.shape for p in parts}, {p.name: p.dtype for p in parts})
         report = _finish(session, writer, describe)
@@ -115,5 +115,5 @@ def _finish(session, writer, describe):
     session.poll()
     if writer is not None:
         writer.finish(report, provenance)
-    session.exchange.largest(0, "finishing the output")
+    session.control.largest(0, "finishing the output")
     return report

@@ -73,6 +73,11 @@ class Job:
         return job
 
     @property
+    def carrier(self):
+        """The transport that is used."""
+        return "mpi" if self.transport == "auto" else self.transport
+
+    @property
     def route(self):
         """The scan that is used: "serial" or "allgather"."""
         return "allgather" if self.scan == "auto" else self.scan

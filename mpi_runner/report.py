@@ -47,8 +47,8 @@ class Digest:
 def describe(run, skips, input_digest, parts):
     """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
 
-    skips: every rank's rows on dropped transitions (`ShareResult.skips`). parts: this rank's `gathering.Part`s, whose
-    rows have all been looked at.
+    skips: every rank's rows on dropped transitions (`RankProblem.skip_rows`). parts: this rank's `gathering.Part`s,
+    whose rows have all been looked at.
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
@@ -60,16 +60,16 @@ def describe(run, skips, input_digest, parts):
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
-        "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
+        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory,
     }
     seen = [(part.name, part.not_finite) for part in parts if not part.name.startswith(UNFILLED)]
-    rows, seen = zip(*session.exchange.collect((mine, seen), "collecting the report"))
+    rows, seen = zip(*session.control.collect((mine, seen), "collecting the report"))
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
+        "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
         "ranks": list(rows), "decay_skip": skips, "not_finite": not_finite(seen, run.source.cu_seqlens),
     }
     return report, {

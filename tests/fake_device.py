@@ -16,7 +16,8 @@ from cupy.cuda import memory
 from kda_engine import engines, layout
 from kda_engine.device import chain_plan, launch, module, plan, target
 from kda_engine.device.kernels import INTEGER, KERNELS, POINTER, REAL
-from kda_engine.engines import cuda_chain, cuda_usable
+from kda_engine.engines import cuda_usable
+from kda_engine.engines.cuda import activation, fused
 
 _READ = {POINTER: ctypes.c_size_t, INTEGER: ctypes.c_int32, REAL: ctypes.c_float}
 _ALIGNMENT = 256
@@ -69,7 +70,7 @@ def _entry(kernel, variant, device, architecture):
 def _forget():
     """What has been remembered, of this device or of another."""
     for cached in (layout._check_shapes, layout._check_bounds, chain_plan._plan, plan._plan, plan._tables,
-                   cuda_chain._prepare_chain, cuda_chain._prepare_fold, engines._cuda_engine, cuda_usable):
+                   fused._prepare_chain, fused._prepare_fold, activation.activation, engines._cuda_engine, cuda_usable):
         cached.cache_clear()
     launch._thread.__dict__.clear()
 

@@ -30,7 +30,7 @@ def tested_files():
     from kda_engine.device.sources import reachable
 
     kernels = {f"kernels_cu/{name}" for kernel in KERNELS.values() for name in reachable(kernel.file)}
-    host = {str(path.relative_to(ROOT)) for pattern in ("kda_engine/device/**/*.py", "kda_engine/engines/cuda*.py")
+    host = {str(path.relative_to(ROOT)) for pattern in ("kda_engine/device/**/*.py", "kda_engine/engines/cuda/**/*.py")
             for path in ROOT.glob(pattern)}
     return sorted(kernels | host)
 

@@ -19,7 +19,7 @@ from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultFile
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
-from mpi_runner.step import Step
+from mpi_runner.parallel.problem import RankProblem
 
 
 def replace(file, name, array):
@@ -178,7 +178,7 @@ def test_an_existing_output_needs_force(files, capsys):
 def test_a_name_that_cannot_be_written_is_told_before_anything_is_computed(files, capsys, monkeypatch, output, word):
     source, _ = files
     (source.parent / "folder").mkdir()
-    monkeypatch.setattr(Step, "forward", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(RankProblem, "forward", lambda *_, **__: pytest.fail("computed"))
     assert main(["run", str(source), str(source.parent / output), "--engine", "numpy", "--force"]) == USAGE
     assert word in capsys.readouterr().err
     assert {p.name for p in source.parent.iterdir()} == {"in.h5", "folder"}

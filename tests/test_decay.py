@@ -12,7 +12,8 @@ from kda_engine.affine import Affine
 from kda_engine.engines.host import HostEngine
 from kda_engine.layout import CHUNK
 from mpi_runner.report import accumulate_bounds
-from mpi_runner.step import warmup_start, warmup_stop
+from mpi_runner.parallel.boundary import BACKWARD, FORWARD
+from mpi_runner.parallel.warmup import warmup
 
 
 def piece_of(case):
@@ -123,10 +124,10 @@ def test_the_warm_up_is_the_shortest_below_the_tolerance(tolerance, backward):
 def test_the_warm_up_of_several_heads_is_the_longest():
     piece = piece_of(cases.make("ordinary", tokens=70))
     decision = decay.Decision(np.array([1, 3, 5]), np.array([False, False, True]), np.zeros(3))
-    assert warmup_start(piece, decision, np.array([0, 1])) == 2 * CHUNK
-    assert warmup_stop(piece, decision, np.array([0, 1])) == 3 * CHUNK
+    assert warmup(piece, decision, np.array([0, 1]), FORWARD) == slice(2 * CHUNK, 70)
+    assert warmup(piece, decision, np.array([0, 1]), BACKWARD) == slice(0, 3 * CHUNK)
     # The last chunk is a short one.
-    assert warmup_start(piece, decision, np.array([2])) == 0 and warmup_stop(piece, decision, np.array([2])) == 70
+    assert all(warmup(piece, decision, np.array([2]), way) == slice(0, 70) for way in (FORWARD, BACKWARD))
 
 
 @pytest.mark.parametrize("name", ["strong", "ordinary", "grouped-heads", "expanding", "thousands"])

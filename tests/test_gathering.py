@@ -7,8 +7,9 @@ from mpi4py import MPI
 from kda_engine.arrays import BFLOAT16
 from kda_engine.hdf5.results import ResultFile
 from mpi_runner import gathering
-from mpi_runner.exchange import Exchange
 from mpi_runner.gathering import Part, write_gathered, write_shards
+from mpi_runner.parallel.control import Control
+from mpi_runner.parallel.transports import HostTransport
 from mpi_runner.session import Stopped
 
 ROWS = 50
@@ -20,7 +21,8 @@ class Alone:
     rank = 0
 
     def __init__(self, looks=10**9):
-        self.exchange, self.looks = Exchange(MPI.COMM_SELF), looks
+        self.control, self.looks = Control(MPI.COMM_SELF), looks
+        self.transport = HostTransport(self.control)
 
     def poll(self):
         self.looks -= 1

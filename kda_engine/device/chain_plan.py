@@ -51,7 +51,8 @@ class ChainPlan:
 
     columns: value columns of a block of the forward. forward: the pieces to work through for outputs, longest first.
     before: what is carried to the cuts first, None where nothing is cut. slots: states carried to cuts. chains: the
-    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie. tiles: all tiles in
+    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie; cut_tokens,
+    cut_sequences: the same on the host, first token behind each cut and number of its sequence. tiles: all tiles in
     order. backward: the same slots the other way round.
     summary: the pieces whose states and transitions make up every sequence; summary_states: those of the states only.
     summary_slots, summary_chains: likewise. first_slots, last_slots: of each sequence in the summary, None where each
@@ -64,6 +65,8 @@ class ChainPlan:
     slots: int
     chains: Table | None
     cuts: Table | None
+    cut_tokens: np.ndarray
+    cut_sequences: np.ndarray
     summary: Table
     summary_states: Table
     summary_slots: int
@@ -124,6 +127,8 @@ def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
         slots=slots,
         chains=_chains(behind[first & ~last], pieces.counts[pieces.counts > 1] - 2),
         cuts=_upload(pieces.cuts(~last, pieces.first_token + pieces.tokens, pieces.chunks)) if slots else None,
+        cut_tokens=(pieces.first_token + pieces.tokens)[~last],
+        cut_sequences=pieces.sequence[~last],
         summary=_longest_first(states, transitions),
         summary_states=_longest_first(states),
         summary_slots=len(every),

@@ -143,7 +143,7 @@ def check_goldens(args):
 
     code = PASS
     with Session() as session:
-        code = session.exchange.largest(_check(args, Ranks(session, args.engine)), "agreeing on the verdict")
+        code = session.control.largest(_check(args, Ranks(session, args.engine)), "agreeing on the verdict")
     return session.code or code
 
 

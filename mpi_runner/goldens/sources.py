@@ -102,7 +102,7 @@ class Ranks:
     def judge(self, path, tier):
         """The `Judgement` of the golden at `path` on rank 0, None elsewhere."""
         golden, unused = self._session.together(lambda: self._read(path))
-        unused = self._session.exchange.collect(unused, "reading the golden")[0]
+        unused = self._session.control.collect(unused, "reading the golden")[0]
         if unused is not None:
             return unused if self._session.rank == 0 else None
         # The output goes through rank 0, so a folder of its own node is enough.
@@ -130,7 +130,7 @@ class Ranks:
         from ..job import Job
         from ..main_job import run_job
 
-        backward = self._session.exchange.collect(backward, "agreeing on the backward")[0]
+        backward = self._session.control.collect(backward, "agreeing on the backward")[0]
         run_job(self._session, Job.resolve({"input": path, "output": output, "backward": backward,
                                             "engine": self._engine}, None))
 

@@ -70,7 +70,7 @@ class TileTokens:
 def tiles_of(problem, tokens, d_out, beta, forward, backward):
     """The `Tile` of all tiles and heads from the `Records` of both chains; beta [T,HV] activated."""
     # dO's unit is one for a chunk and head, and brings its largest value near 2^7.
-    largest = np.fmax.reduce(backward.largest, axis=-1)[..., None]
+    largest = np.fmax.reduce(backward.largest, axis=-1, initial=np.float32(0))[..., None]
     unit = np.repeat(power_of_two(np.clip(7 - exponent_of(largest), -100, 100)), forward.token_units.shape[-1], axis=-1)
     of_out = tokens.units(unit)
     column = lambda x: by_column(reciprocal_of_power(x))

@@ -61,17 +61,17 @@ def warmups(monkeypatch):
     """
     import cupy
 
-    from kda_engine.engines import cuda_chain, cuda_chain_backward
+    from kda_engine.engines.cuda import fused, fused_backward
 
     found = {False: [], True: []}
 
-    def certify(problem, options, slots, cuts, scratch, reversed):
-        decide(problem, options, slots, cuts, scratch, reversed)
+    def certify(problem, slots, cuts, scratch, reversed):
+        decide(problem, slots, cuts, scratch, reversed)
         memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * slots * problem.value_heads, scratch)
         chunks = cupy.ndarray((slots, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
         found[reversed].append(chunks.get())
 
-    decide = cuda_chain.certify
-    for owner in (cuda_chain, cuda_chain_backward):
+    decide = fused.certify
+    for owner in (fused, fused_backward):
         monkeypatch.setattr(owner, "certify", certify)
     return found

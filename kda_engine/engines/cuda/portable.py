@@ -2,38 +2,43 @@
 
 import cupy
 
-from ..affine import Affine
-from ..device.launch import launch
-from ..device.workspace import Workspace
+from ...affine import Affine
+from ...device.launch import launch
+from ...device.workspace import Workspace
 
 
-def forward(problem, options, initial_state):
-    """(out [T,HV,V] of the element type, final state [N,HV,K,V] float32) from the true initial states."""
+def record_bytes(problem):
+    """Bytes of every chunk's operands, or a little more."""
+    return 4 * problem.most_chunks * problem.value_heads * problem.variant.record
+
+
+def forward(problem, initial_state, out, final_state):
+    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32. initial_state: None for zeros."""
+    if initial_state is None:
+        initial_state = problem.zero_states()
     plan = problem.plan
-    out, final_state = problem.empty_like_values(), problem.empty_states()
     if plan.parts is None:
         scratch = Workspace(records=_record_floats(problem))
-        prepare(problem, options, True, scratch.records)
+        prepare(problem, True, scratch.records)
         spans, initial = plan.whole, initial_state
     else:
         # The state that enters every part: summaries of all but the last, side by side, then a scan.
         maps, states = plan.parts_but_last.count, plan.parts.count
         scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
                             S=maps * problem.state_floats, states=states * problem.state_floats)
-        prepare(problem, options, True, scratch.records)
+        prepare(problem, True, scratch.records)
         chain("summary", problem, scratch.records, plan.parts_but_last, None, transition=scratch.M, reached=scratch.S)
         scan(problem, scratch.M, scratch.S, initial_state, plan.sequence_parts, scratch.states)
         spans, initial = plan.parts, scratch.states
     chain("forward", problem, scratch.records, spans, initial, out=out, final=final_state)
-    return out, final_state
 
 
-def summarise(problem, options, initial_state, transition):
+def summarise(problem, initial_state, transition):
     """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
     plan, (N, HV, K, V) = problem.plan, initial_state.shape
     if plan.parts is None:
         scratch = Workspace(records=_record_floats(problem))
-        prepare(problem, options, False, scratch.records)
+        prepare(problem, False, scratch.records)
         M = cupy.empty((N, HV, K, K), "f4") if transition else None
         S = cupy.empty_like(initial_state)
         chain("summary", problem, scratch.records, plan.whole, initial_state, transition=M, reached=S)
@@ -41,7 +46,7 @@ def summarise(problem, options, initial_state, transition):
     maps = plan.parts.count
     scratch = Workspace(records=_record_floats(problem), M=maps * problem.transition_floats,
                         S=maps * problem.state_floats)
-    prepare(problem, options, False, scratch.records)
+    prepare(problem, False, scratch.records)
     chain("summary", problem, scratch.records, plan.parts, None, transition=scratch.M, reached=scratch.S)
 
     def behind(initial, reached):
@@ -58,14 +63,14 @@ def _record_floats(problem):
     return problem.plan.chunks * problem.value_heads * problem.variant.record
 
 
-def prepare(problem, options, with_query, records):
+def prepare(problem, with_query, records):
     """Every chunk's operands into records [chunks, HV, record]."""
     plan = problem.plan
     launch("prepare", problem.variant, problem.target, count=plan.chunks,
            q=problem.q if with_query else None, k=problem.k, g=problem.g, beta=problem.beta,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
            sequences=plan.sequences, heads=problem.heads, value_heads=problem.value_heads, key_size=problem.K,
-           records=records, **problem.activation(options))
+           records=records, **problem.activation.arguments)
 
 
 def scan(problem, M, S, initial_state, sequence_spans, states):

@@ -3,12 +3,12 @@
 import cupy
 import numpy as np
 
-from ..decay import Measure
-from ..device.kernels import element_variant
-from ..device.launch import launch
-from ..layout import CHUNK
-from ..options import BETAS, GATES
-from .cuda_problem import check_taken, of_one_type, parameter
+from ...decay import Measure
+from ...device.kernels import element_variant
+from ...device.launch import launch
+from ...layout import CHUNK
+from .activation import activation
+from .problem import check_taken, of_one_type, parameter
 
 # In the order of the kernel's numbers for them.
 QUANTITIES = ("bounds", "state", "gradient", "sampled last", "sampled first")
@@ -32,6 +32,10 @@ class DeviceMeasure(Measure):
     def runs(self, piece, options, backward):
         return self._rows(piece, options, "gradient" if backward else "state", RUN)
 
+    def by_chunk(self, piece, options, backward):
+        """As `runs`, each run a chunk."""
+        return self._rows(piece, options, "gradient" if backward else "state", 1)
+
     def _rows(self, piece, options, quantity, chunks_per_row):
         """(logs, added) [rows,HV], NumPy float64; added None where the quantity has none."""
         check_taken(piece)
@@ -47,9 +51,8 @@ class DeviceMeasure(Measure):
         launch("decay_bounds", element_variant(element), self.target, count=rows, q=q, k=k, v=v, g=g, beta=beta,
                A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, heads=piece.heads,
                value_heads=piece.value_heads, key_size=piece.K, value_size=piece.V,
-               gate_form=GATES.index(options.gate), beta_form=BETAS.index(options.beta), qk_l2norm=options.qk_l2norm,
-               quantity=QUANTITIES.index(quantity), chunks_per_row=chunks_per_row,
-               lower_bound=_float32_above(options.lower_bound), logs=logs, added=added)
+               quantity=QUANTITIES.index(quantity), chunks_per_row=chunks_per_row, logs=logs, added=added,
+               **activation(options, piece.K).arguments | {"lower_bound": _float32_above(options.lower_bound)})
         return logs.get(), added.get() if adds else None
 
 

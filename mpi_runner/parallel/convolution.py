@@ -1,10 +1,8 @@
 """The short convolution of a rank's share: its halo in from the left, the halo's gradient back to earlier ranks.
 
-A sequence that was cut needs its previous W-1 tokens, which may lie on several earlier ranks. Forward every rank
-reads them from the input file; backward the halo's gradient goes to whoever owns those tokens and is added there.
+A sequence that was cut needs its previous W-1 tokens, which may lie on several earlier ranks. Forward every rank has
+them beside its share; backward the halo's gradient goes to whoever owns those tokens and is added there.
 """
-
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,37 +15,21 @@ CHANNELS = ("q", "k", "v")
 class ShareConvolution:
     """The convolutions before q, k and v of one rank.
 
-    raw: the convolutions' inputs by name, the share's tokens. halos: by name, [pieces, W-1, channels] of which only
-    the first piece's row can be other than zero.
+    conv: weights, biases and activation, as a `cases.Convolution` has them. cu_seqlens: of the whole problem.
+    raw: the convolutions' inputs by name, the share's tokens. halos: by name, [pieces, W-1, channels] of which only the
+    first piece's row can be other than zero.
     """
 
     def __init__(self, conv, segments, rank, cu_seqlens, raw, halos):
         self.conv, self.segments, self.segment = conv, segments, segments[rank]
         self.cu_seqlens, self.raw, self.halos = cu_seqlens, raw, halos
 
-    @classmethod
-    def read(cls, source, segments, rank, take_array):
-        """Read the share's rows and its halo from an open input file; take_array: moves arrays to the engine."""
-        segment = segments[rank]
-        raw = {name: source.read(name, segment.start, segment.stop) for name in CHANNELS}
-        halos = {}
-        for name in CHANNELS:
-            channels, W = source.conv.weights[name].shape
-            halo = np.zeros((len(segment.pieces), W - 1, channels), raw[name].dtype)
-            first, last = halo_tokens(segment, source.cu_seqlens, W)
-            if last > first:
-                halo[0, W - 1 - (last - first) :] = source.read(name, first, last).reshape(last - first, channels)
-            halos[name] = halo
-        taken = lambda arrays: {name: take_array(x) for name, x in arrays.items()}
-        conv = replace(source.conv, weights=taken(source.conv.weights), biases=taken(source.conv.biases))
-        return cls(conv, segments, rank, source.cu_seqlens, taken(raw), taken(halos))
-
     def forward(self, name):
         """q, k or v: the convolution's output, shaped and typed as its input."""
         return short_conv(self.raw[name], self.conv.weights[name], self.conv.biases.get(name), self.conv.activation,
                           self.segment.cu_seqlens, self.halos[name])
 
-    def backward(self, name, dy, exchange):
+    def backward(self, name, dy, transport):
         """(gradient of the raw input, of the weights, of the bias or None); the last two of this share alone.
 
         Collective: halo gradients go round. Sums are made in the working type before any rounding.
@@ -60,9 +42,9 @@ class ShareConvolution:
         W, channels = dhalo.shape[1] + 1, dhalo.shape[2]
         spans = [halo_tokens(segment, self.cu_seqlens, W) for segment in self.segments]
         lengths = [(last - first) * channels for first, last in spans]
-        mine = dhalo[0, W - 1 - lengths[exchange.rank] // channels :] if lengths[exchange.rank] else dhalo[:0]
+        mine = dhalo[0, W - 1 - lengths[transport.rank] // channels :] if lengths[transport.rank] else dhalo[:0]
         mine = to_host(mine)
-        parts = exchange.start_gather(mine.ravel(), lengths, f"gathering the halo gradients of {name}").wait()
+        parts = transport.gather(mine.ravel(), lengths, f"gathering the halo gradients of {name}")
         rows = dx.reshape(len(dx), channels)
         for (first, last), part in zip(spans, parts):
             here, there = max(first, self.segment.start), min(last, self.segment.stop)

@@ -3,10 +3,10 @@
 import cupy
 import numpy as np
 
-from ..device import target
-from ..device.kernels import ELEMENT_OF, element_variant
-from ..device.launch import launch
-from ..device.plan import make_tables
+from ...device import target
+from ...device.kernels import ELEMENT_OF, element_variant
+from ...device.launch import launch
+from ...device.plan import make_tables
 
 
 def covers(given):

@@ -6,11 +6,13 @@ from typing import NamedTuple
 import cupy
 import numpy as np
 
-from ..device.kernels import ELEMENT_OF, LARGEST_SIZE, variant
-from ..device.plan import make_plan
-from ..device.workspace import ALIGNMENT
-from ..errors import InputError
-from ..options import BETAS, GATES
+from ...device.kernels import ELEMENT_OF, LARGEST_SIZE, variant
+from ...device.plan import make_plan
+from ...device.workspace import ALIGNMENT
+from ...errors import InputError
+from ...layout import CHUNK
+from ...options import Options
+from .activation import Activation, activation
 
 # Bytes of the widest vector access of any kernel.
 _VECTOR = 16
@@ -23,7 +25,7 @@ _variant = cache(variant)
 
 class Problem(NamedTuple):
     """q, k, v, g, beta: contiguous, of type `element`; A_log, dt_bias: float32 or None; cu_seqlens: NumPy, of the host.
-    addresses: of these seven in this order, 0 for None.
+    addresses: of these seven in this order, 0 for None. activation: what raw g, beta, q and k mean.
     """
 
     q: object
@@ -40,6 +42,8 @@ class Problem(NamedTuple):
     K: int
     V: int
     element: str
+    options: Options
+    activation: Activation
     target: object
 
     @property
@@ -57,6 +61,11 @@ class Problem(NamedTuple):
         return len(self.cu_seqlens) - 1
 
     @property
+    def most_chunks(self):
+        """As many chunks as there are, or a few more."""
+        return len(self.v) // CHUNK + len(self.cu_seqlens) - 1
+
+    @property
     def sizes(self):
         return {"value_heads": self.value_heads, "key_size": self.K, "value_size": self.V}
 
@@ -70,23 +79,21 @@ class Problem(NamedTuple):
         """Size of the transitions of one sequence [HV,K,K]."""
         return self.value_heads * self.K * self.K
 
-    def activation(self, options):
-        """The arguments that tell `prepare` and `step` what raw g, beta, q and k mean."""
-        return {"gate_form": GATES.index(options.gate), "beta_form": BETAS.index(options.beta),
-                "qk_l2norm": options.qk_l2norm, "lower_bound": options.lower_bound,
-                "scale": options.scale_for(self.K)}
-
     def empty_like_values(self):
         """An array for the output [T,HV,V], of the element type."""
         return cupy.ndarray(self.v.shape, self.v.dtype)
 
     def empty_states(self):
-        """An array for the final states [N,HV,K,V], float32."""
+        """An array for states [N,HV,K,V], float32."""
         return cupy.ndarray((len(self.cu_seqlens) - 1, self.value_heads, self.K, self.V), _FLOAT32)
 
+    def zero_states(self):
+        """The initial states [N,HV,K,V] of a call without any, float32."""
+        return cupy.zeros((len(self.cu_seqlens) - 1, self.value_heads, self.K, self.V), _FLOAT32)
 
-def take_problem(operands, target):
-    """The Problem of packed operands on the current device. Inputs of mixed types are computed in float32.
+
+def take_problem(operands, options, target):
+    """The Problem of packed operands under Options on the current device. Inputs of mixed types are computed in float32.
 
     Raises InputError for what `check_taken` refuses.
     """
@@ -96,7 +103,8 @@ def take_problem(operands, target):
     element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
     arrays += parameter(operands.A_log), parameter(operands.dt_bias)
     addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
-    return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element, target)
+    return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element,
+                   options, activation(options, K), target)
 
 
 def check_taken(operands):
