@@ -27,9 +27,10 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 def tested_files():
     """Everything a kernel launch depends on: kernels of the table with their headers, the device code, the engine."""
     from kda_engine.device.kernels import KERNELS
+    from kda_engine.device.probe_kernels import PROBES
     from kda_engine.device.sources import reachable
 
-    kernels = {f"kernels_cu/{name}" for kernel in KERNELS.values() for name in reachable(kernel.file)}
+    kernels = {f"kernels_cu/{name}" for kernel in (KERNELS | PROBES).values() for name in reachable(kernel.file)}
     host = {str(path.relative_to(ROOT)) for pattern in ("kda_engine/device/**/*.py", "kda_engine/engines/cuda/**/*.py")
             for path in ROOT.glob(pattern)}
     return sorted(kernels | host)

@@ -66,7 +66,7 @@ def test_no_blocks_and_too_many(device):
 def test_prepared_arguments_are_each_their_own(device):
     kernel = KERNELS["sm90_chain"]
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
-    fixed = ("pieces", "items", "key_heads", "heads", "gate_form", "beta_form", "lower_bound", "scale")
+    fixed = ("pieces", "items", "key_heads", "value_heads", "gate_form", "beta_form", "lower_bound", "scale")
     changing = {name: x for name, x in given.items() if name not in fixed}
     order = tuple(reversed(changing))
     first = {name: given[name] for name in fixed}

@@ -28,7 +28,7 @@ LEAST_PIECE = 8
 TILE_CHUNKS = 2
 TILE_TOKENS = TILE_CHUNKS * CHUNK
 
-# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu, tile/gradient_tile.cuh).
+# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu, tile/fused/gradient_tile.cuh).
 _PIECE = np.dtype([("first_token", "<i8"), ("tokens", "<i4"), ("carried", "<i4"), ("state_in", "<i4"),
                    ("state_out", "<i4"), ("first_tile", "<i8")])
 _CUT = np.dtype([("token", "<i8"), ("chunks", "<i4"), ("unused", "<i4")])

@@ -46,14 +46,15 @@ class Prepared:
 def launch(name, variant, target, **arguments):
     """Launch a kernel of the table on the current device and stream.
 
-    arguments: every parameter by name (an array or an address, None for a null pointer, or a number), and `count`, what
+    name: in the table, or a `Kernel`. arguments: every parameter by name (an array or an address, None for a null pointer, or a number), and `count`, what
     the grid runs over. A grid of no blocks launches nothing. Raises ValueError when the grid exceeds the device's limit.
     """
     device = cupy.cuda.runtime.getDevice()
     calls, key = _thread.__dict__, (name, variant, device)
     call = calls.get(key)
     if call is None:
-        call = calls[key] = _Call(KERNELS[name], variant, device, target.architecture)
+        kernel = KERNELS[name] if isinstance(name, str) else name
+        call = calls[key] = _Call(kernel, variant, device, target.architecture)
     blocks = call.set_numbers(arguments)
     call.set_pointers([address(arguments[name]) for name in call.order])
     call.start(blocks)

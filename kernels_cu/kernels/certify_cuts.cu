@@ -15,7 +15,7 @@
 // going away from the cut.
 #include "common/gate.cuh"
 #include "common/shape.cuh"
-#include "tile/half_pair.cuh"
+#include "tile/shared/half_pair.cuh"
 
 namespace {
 
@@ -64,10 +64,10 @@ __device__ float chunk_bound(const Element* first, int row_elements, const float
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps)
     certify_cuts(const Element* g, const float* A_log, const float* dt_bias, const Cut* cuts, int* warmup_chunks,
-                 float* bounds, int heads, int gate_form, float lower_bound, float log_tolerance) {
+                 float* bounds, int value_heads, int gate_form, float lower_bound, float log_tolerance) {
     __shared__ float bias[kSize];
     __shared__ float sums[kWarps];
-    const int slot = blockIdx.x / heads, head = blockIdx.x % heads;
+    const int slot = blockIdx.x / value_heads, head = blockIdx.x % value_heads;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Cut cut = cuts[slot];
     const GateForm form = static_cast<GateForm>(gate_form);
@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps)
         const int away = behind + warp;
         if (away < cut.chunks) {
             const int chunk = kReversed ? away : -1 - away;
-            const i64 row = (cut.token + static_cast<i64>(chunk) * kChunk) * heads + head;
-            const float sum = chunk_bound(g + row * kSize, heads * kSize, bias, form, rate,
+            const i64 row = (cut.token + static_cast<i64>(chunk) * kChunk) * value_heads + head;
+            const float sum = chunk_bound(g + row * kSize, value_heads * kSize, bias, form, rate,
                                           lower_bound, lane);
             if (lane == 0) sums[warp] = sum;
         }

@@ -24,8 +24,8 @@
 // of squares beyond float32 makes a bound infinite or NaN, which certifies nothing.
 #include "common/gate_wide.cuh"
 #include "common/shape.cuh"
-#include "ptx/min_nan.cuh"
-#include "tile/general_element.cuh"
+#include "ptx/convert.cuh"
+#include "tile/shared/element.cuh"
 
 namespace {
 
@@ -159,13 +159,13 @@ __device__ double passed_on(double reach, double size) { return size == 0.0 ? 0.
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps, 3)
 decay_bounds(const Element* q, const Element* k, const Element* v, const Element* g, const Element* beta,
-             const float* A_log, const float* dt_bias, int tokens, int heads, int value_heads, int key_size,
+             const float* A_log, const float* dt_bias, int tokens, int key_heads, int value_heads, int key_size,
              int value_size, int gate_form, int beta_form, int qk_l2norm, int quantity, int chunks_per_row,
              float lower_bound, double* logs, double* added) {
     const i64 item = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / 32;
     const i64 row = item / value_heads;
     const int value_head = static_cast<int>(item % value_heads);
-    const int head = value_head / (value_heads / heads);
+    const int head = value_head / (value_heads / key_heads);
     const i64 first_chunk = row * chunks_per_row;
     const i64 chunks = (static_cast<i64>(tokens) + kChunk - 1) / kChunk;
     if (first_chunk >= chunks) return;
@@ -202,9 +202,9 @@ decay_bounds(const Element* q, const Element* k, const Element* v, const Element
         const float argument = of_own_token(gates, looked_through, Least{form, bias});
         float keys = 0.0f, values = 0.0f, queries = 0.0f;
         const auto squares = [&](const Rows& rows) { return of_own_token(rows, length, Squares{}); };
-        if (k != nullptr && !sampled) keys = squares(rows_of(k, heads, head, key_size));
+        if (k != nullptr && !sampled) keys = squares(rows_of(k, key_heads, head, key_size));
         if (adds) values = squares(rows_of(v, value_heads, value_head, value_size));
-        if (wanted == Quantity::kGradient) queries = squares(rows_of(q, heads, head, key_size));
+        if (wanted == Quantity::kGradient) queries = squares(rows_of(q, key_heads, head, key_size));
         const double slowest = log_decay_at(form, argument, rate, lower_bound);
         if (sampled) {
             sum += chunk_sum(real ? length * slowest : 0.0);

@@ -6,7 +6,7 @@
 //
 // In:  q, k [T,H,K], g [T,HV,K], beta [T,HV] raw, contiguous; q may be null (Q+ and P are then zero); A_log [HV] and
 //      dt_bias [HV,K] float32 or null.
-// Out: records [chunks, HV, kRecord] float32, every float written (tile/general_operands.cuh).
+// Out: records [chunks, HV, kRecord] float32, every float written (tile/portable/operands.cuh).
 // Grid: one block per (chunk, value head), the head fastest; 128 threads; 3 * kChunk * (kKeySize + 8) floats of dynamic
 // shared memory. Blocks are independent of each other.
 //
@@ -15,10 +15,10 @@
 // after j to the middle are built by additions only, and both are at most 0. A log decay of -inf or of thousands then
 // is exact, and no mask is applied after an exponential.
 #include "common/gate.cuh"
-#include "ptx/approximate.cuh"
-#include "tile/general_element.cuh"
-#include "tile/general_mma.cuh"
-#include "tile/general_operands.cuh"
+#include "ptx/convert.cuh"
+#include "tile/portable/operands.cuh"
+#include "tile/shared/element.cuh"
+#include "tile/shared/mma_float32.cuh"
 #include "varlen/chunk.cuh"
 
 namespace {
@@ -131,7 +131,7 @@ __device__ void solve_column(int column, const float* pairs, const float* beta, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 6)
 prepare(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
-        const float* dt_bias, const i64* cu_seqlens, const i64* chunk_offsets, int sequences, int heads,
+        const float* dt_bias, const i64* cu_seqlens, const i64* chunk_offsets, int sequences, int key_heads,
         int value_heads, int key_size, int gate_form, int beta_form, int qk_l2norm, float lower_bound, float scale,
         float* records) {
     extern __shared__ float4 dynamic_shared[];
@@ -143,7 +143,7 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 chunk = blockIdx.x / value_heads;
     const int value_head = blockIdx.x % value_heads;
-    const int head = value_head / (value_heads / heads);
+    const int head = value_head / (value_heads / key_heads);
     const ChunkPlace place = place_chunk(chunk, chunk_offsets, cu_seqlens, sequences);
 
     for (int i = threadIdx.x; i < kChunk * kSquareStride; i += kThreads) solve[i] = attend[i] = 0.0f;
@@ -167,8 +167,8 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
         const int row = warp * kTokensPerWarp + i;
         const bool real = row < place.length;
         const i64 token = place.token + row;
-        Channels key = load(k + (token * heads + head) * key_size, real);
-        Channels query = load(q + (token * heads + head) * key_size, real && q != nullptr);
+        Channels key = load(k + (token * key_heads + head) * key_size, real);
+        Channels query = load(q + (token * key_heads + head) * key_size, real && q != nullptr);
         Channels decay = load(g + (token * value_heads + value_head) * key_size, real);
         float key_square = 0.0f, query_square = 0.0f, key_query = 0.0f;
 #pragma unroll

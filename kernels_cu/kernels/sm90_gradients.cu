@@ -9,14 +9,14 @@
 // gamma counts from the tile's start. Within a chunk, decays are factors around its middle: e^(gamma - m) and
 // e^(m - gamma) with m half the chunk's total, at most 40 nats either way. Between the chunks a channel has the factor
 // e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands that the tensor cores saw
-// with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/chain_gate.cuh):
-// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/gradient_deep.cuh).
+// with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/fused/gate.cuh):
+// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/fused/gradient_deep.cuh).
 //
 // KDA_GROUPED 1: with more value heads than key heads, of which each has as many; the shares of dq and dk by value head
 // are then left in float32.
 //
 // In:  q, k [T,H,128], g, d_out [T,HV,128], beta [T,HV] of one 16-bit type, 16-byte aligned; A_log [HV], dt_bias
-//      [HV,128] float32 or null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of
+//      [HV,128] float32 or null; the records (tile/fused/record.cuh) of sm90_chain (states, tokens, units) and of
 //      sm90_backward_chain (d_states, d_tokens, d_units); tiles: the tile table.
 // Out: dv, dg [T,HV,128], dbeta [T,HV] of the inputs' type; dq, dk [T,H,128] of that type or, if KDA_GROUPED is 1,
 //      [T,HV,128] float32; d_bias [tiles,HV,128], d_rate [tiles,HV,8] float32: the tile's sums of the gradients of
@@ -24,12 +24,11 @@
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
-#include "ptx/hold.cuh"
-#include "ptx/ldmatrix.cuh"
-#include "ptx/stmatrix.cuh"
-#include "tile/gradient_deep.cuh"
-#include "tile/gradient_pairs.cuh"
-#include "tile/gradient_tile.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/registers.cuh"
+#include "tile/fused/gradient_deep.cuh"
+#include "tile/fused/gradient_pairs.cuh"
+#include "tile/fused/gradient_tile.cuh"
 
 namespace {
 
@@ -330,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
                    const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
                    const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles,
-                   int key_heads, int heads, int gate_form, int beta_form, float lower_bound, float scale,
+                   int key_heads, int value_heads, int gate_form, int beta_form, float lower_bound, float scale,
                    void* dq, void* dk, Element* dv, Element* dg, Element* dbeta, float* d_bias, float* d_rate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
@@ -338,11 +337,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     float* diagonals = reinterpret_cast<float*>(memory + Tile::kDiagonals);
     float* strengths = reinterpret_cast<float*>(memory + Tile::kStrengths);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
-    const int head = blockIdx.x % heads;
+    const int head = blockIdx.x % value_heads;
     const i64 tile_and_head = blockIdx.x;
-    const TilePlace place = tiles[blockIdx.x / heads];
-    const i64 offset = (place.token * heads + head) * kSize, stride = static_cast<i64>(heads) * kSize;
-    const int key_head = kGrouped ? head / (heads / key_heads) : head;
+    const TilePlace place = tiles[blockIdx.x / value_heads];
+    const i64 offset = (place.token * value_heads + head) * kSize, stride = static_cast<i64>(value_heads) * kSize;
+    const int key_head = kGrouped ? head / (value_heads / key_heads) : head;
     const i64 key_stride = kGrouped ? static_cast<i64>(key_heads) * kSize : stride;
     const i64 key_offset = kGrouped ? place.token * key_stride + key_head * kSize : offset;
 
@@ -364,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cp_async_commit();
     load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
                  d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
-    const i64 of_beta = (place.token + threadIdx.x) * heads + head;
+    const i64 of_beta = (place.token + threadIdx.x) * value_heads + head;
     if (threadIdx.x < kTileTokens) {
         const bool real = threadIdx.x < place.tokens;
         strengths[threadIdx.x] = real ? activate_beta(static_cast<BetaForm>(beta_form), to_float(beta[of_beta])) : 0.0f;

@@ -49,7 +49,7 @@ class DeviceMeasure(Measure):
         rows = -(-piece.tokens // (chunks_per_row * CHUNK))
         logs, added = (cupy.empty((rows, piece.value_heads)) if wanted else None for wanted in (True, adds))
         launch("decay_bounds", element_variant(element), self.target, count=rows, q=q, k=k, v=v, g=g, beta=beta,
-               A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, heads=piece.heads,
+               A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, key_heads=piece.heads,
                value_heads=piece.value_heads, key_size=piece.K, value_size=piece.V,
                quantity=QUANTITIES.index(quantity), chunks_per_row=chunks_per_row, logs=logs, added=added,
                **activation(options, piece.K).arguments | {"lower_bound": _float32_above(options.lower_bound)})

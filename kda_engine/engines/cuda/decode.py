@@ -18,5 +18,5 @@ def forward(problem, initial_state, out, final_state):
         initial_state = problem.zero_states()
     launch("step", problem.variant, problem.target, count=problem.sequences,
            q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
-           dt_bias=problem.dt_bias, initial=initial_state, cu_seqlens=problem.plan.cu_seqlens, heads=problem.heads,
+           dt_bias=problem.dt_bias, initial=initial_state, cu_seqlens=problem.plan.cu_seqlens, key_heads=problem.heads,
            out=out, final=final_state, **problem.sizes, **problem.activation.arguments)

@@ -18,7 +18,7 @@ from .cuts import Cuts
 class Record:
     """What a forward left for its gradients.
 
-    records: Workspace with states, tokens and units (kernels_cu/tile/chain_record.cuh). scratch: Workspace with the
+    records: Workspace with states, tokens and units (kernels_cu/tile/fused/record.cuh). scratch: Workspace with the
     transitions of the pieces between two cuts, each in the slot behind it; None where there are none or not all.
     """
 
@@ -121,7 +121,7 @@ def certify(problem, cuts, reversed):
     scratch = Workspace(warmup=decided, bounds=decided)
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
+           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
            **problem.activation.arguments)
     return scratch
 
@@ -144,7 +144,7 @@ def _prepare_chain(element, heads, value_heads, target, activation, pieces, colu
              "out", "states", "tokens", "units", "warmup_chunks")
     return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
-                    heads=value_heads, **activation.arguments)
+                    value_heads=value_heads, **activation.arguments)
 
 
 def fold(problem, chains, transitions, carried, warmup, reversed):
@@ -157,4 +157,4 @@ def fold(problem, chains, transitions, carried, warmup, reversed):
 @lru_cache(maxsize=64)
 def _prepare_fold(value_heads, target, chains, reversed):
     return Prepared("fold_states", fold_variant(reversed), target, ("transitions", "carried", "warmup_chunks"),
-                    count=chains.count, chains=chains.rows, heads=value_heads)
+                    count=chains.count, chains=chains.rows, value_heads=value_heads)

@@ -29,7 +29,7 @@ def backward(problem, record, d_out, d_final_state, gradients):
            count=plan.tiles.count, q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_out=d_out, states=record.records.states, tokens=record.records.tokens,
            units=record.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units,
-           tiles=plan.tiles.rows, key_heads=problem.heads, heads=problem.value_heads, d_bias=of_bias, d_rate=of_rate,
+           tiles=plan.tiles.rows, key_heads=problem.heads, value_heads=problem.value_heads, d_bias=of_bias, d_rate=of_rate,
            **gradients | shares, **problem.activation.arguments)
     if group > 1:
         rows = len(problem.q) * problem.heads
@@ -84,4 +84,4 @@ def _sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_in
            states=records and records.states, tokens=records and records.tokens, units=records and records.units,
            pieces=pieces.rows, warmup_chunks=warmup,
            items=pieces.count * problem.value_heads * (CHAIN_SIZE // columns), key_heads=problem.heads,
-           heads=problem.value_heads, **problem.activation.arguments)
+           value_heads=problem.value_heads, **problem.activation.arguments)

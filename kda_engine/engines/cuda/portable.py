@@ -69,7 +69,7 @@ def prepare(problem, with_query, records):
     launch("prepare", problem.variant, problem.target, count=plan.chunks,
            q=problem.q if with_query else None, k=problem.k, g=problem.g, beta=problem.beta,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
-           sequences=plan.sequences, heads=problem.heads, value_heads=problem.value_heads, key_size=problem.K,
+           sequences=plan.sequences, key_heads=problem.heads, value_heads=problem.value_heads, key_size=problem.K,
            records=records, **problem.activation.arguments)
 
 

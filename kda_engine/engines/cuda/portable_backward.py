@@ -71,7 +71,7 @@ def backward(problem, entering, d_out, d_leaving, gradients):
            q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
            d_out=d_out, states=scratch.states, writes=scratch.writes, d_states=scratch.d_states,
            d_values=scratch.d_values, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
-           sequences=plan.sequences, heads=problem.heads, d_bias=of_bias, d_rate=of_rate, **problem.sizes,
+           sequences=plan.sequences, key_heads=problem.heads, d_bias=of_bias, d_rate=of_rate, **problem.sizes,
            **problem.activation.arguments, **gradients)
     if problem.options.gate == "log":
         return d_entering, cupy.zeros(problem.value_heads, "f8"), cupy.zeros((problem.value_heads, problem.K), "f8")
