@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
     {"errors", "version"},
-    {"arrays", "options", "chunk_table"},
+    {"misnamed", "options"},
+    {"arrays", "chunk_table"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "captured"},
@@ -20,7 +21,7 @@ LAYERS = [
     {"device", "hdf5"},
     {"engines"},
     {"api"},
-    {"bench", "evaluation"},
+    {"bench", "compat", "evaluation"},
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
