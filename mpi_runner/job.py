@@ -38,6 +38,7 @@ class Job:
     tolerance: float = 0.0
     reproducible: bool = False
     check_finite: bool = False
+    allow_external: bool = False
     save_boundary: bool = False
     io: str = "gather"
     oversubscribe: bool = False

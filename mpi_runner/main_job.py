@@ -9,14 +9,12 @@ from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
-from kda_engine.hdf5.results import ResultWriter
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
-from kda_engine.refusal import refusal
 
 from . import resources
 from .clock import Clock
-from .gathering import write_gathered, write_shards
+from .gathering import check_output, write_gathered, write_shards
 from .output_parts import output_parts
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
 from .parallel.problem import RankProblem
@@ -37,7 +35,7 @@ def run_job(session, job, cuts=None):
     progress = Progress(session.rank)
     session.on_poll = progress.tick
     session.control.timeout = job.exchange_timeout
-    source = session.together(lambda: InputFile(job.input))
+    source = session.together(lambda: InputFile(job.input, job.allow_external))
     with source:
         run = _Run(session, job, source, progress, cuts)
         report = run.print_plan() if job.dry_run else run.execute()
@@ -77,17 +75,18 @@ class _Run:
         shapes = {"q": (source.H, source.K), "k": (source.H, source.K), "v": (source.HV, source.V),
                   "g": (source.HV, source.K), "beta": (source.HV,)}
         empty = {name: np.empty((0,) + shape, source.dtypes[name]) for name, shape in shapes.items()}
-        problem = refusal(self.engine, Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]),
-                                                state_dtype=self.state_dtype), self.options)
-        if problem is not None:
-            raise InputError(f"{self.job.input}: {problem}")
+        operands = Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]), state_dtype=self.state_dtype)
+        try:
+            self.engine.check(operands, self.options)
+        except InputError as error:
+            raise InputError(f"{self.job.input}: {error}") from None
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
         if self.session.rank == 0:
-            # A name that cannot be written is told now, not after the work; nothing is left of this.
-            ResultWriter(self.job.output, force=self.job.force).abandon()
+            # A name that cannot be written is told now, not after the work.
+            check_output(self.job.output, self.job.force, self.job.io)
 
     def _check_resources(self):
         source, job = self.source, self.job
@@ -95,11 +94,10 @@ class _Run:
         self.memory = resources.share_bytes(source, source.dtypes, segment.stop - segment.start, len(segment.pieces),
                                             self.session.size, job.backward)
         self.disk = resources.output_bytes(source, source.dtypes, job.backward)
+        on_node = sum(self.session.node.allgather(self.memory))
+        self.session.together(lambda: resources.check_memory(on_node) if self.session.node.rank == 0 else None)
         if self.session.rank == 0:
             resources.check_disk(job.output, self.disk)
-        on_node = sum(self.session.node.allgather(self.memory))
-        if self.session.node.rank == 0:
-            resources.check_memory(on_node)
 
     def print_plan(self):
         """What would be done, on rank 0's standard output."""
@@ -124,9 +122,10 @@ class _Run:
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)
-        skips = []
+        skips, self.paths = [], problem.paths(forward)
+        # Before anybody opens the output: a failure must not leave a part of it.
+        self.within = problem.rows_within(forward)
         if self.session.size > 1:
-            # Before anybody opens the output: a failure must not leave a part of it.
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
         parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)

@@ -6,13 +6,14 @@ import shutil
 import numpy as np
 
 from kda_engine.engines.host import HostEngine
+from kda_engine.errors import InputError
 
 # What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
 FIXED_BYTES = 192 << 20
 
 
 class ResourceError(RuntimeError):
-    """The machine is too small for the job as it stands."""
+    """The disk is too small for the job as it stands."""
 
 
 def output_bytes(sizes, dtypes, backward):
@@ -66,11 +67,11 @@ def check_disk(path, needed):
 
 
 def check_memory(needed):
-    """Raises ResourceError when this node has less than `needed` bytes of memory available."""
+    """Raises InputError when this node has less than `needed` bytes of memory available: the input is too large."""
     available = memory_available()
     if available is not None and available < needed:
-        raise ResourceError(f"memory: the ranks of this node need {needed} bytes, {available} are available; "
-                            "use more nodes or fewer tokens a rank")
+        raise InputError(f"memory: the ranks of this node need {needed} bytes, {available} are available; "
+                         "use more nodes or fewer tokens a rank")
 
 
 def memory_available():

@@ -17,7 +17,7 @@ LAYERS = [
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},

@@ -62,6 +62,9 @@ class Engine:
         """Bytes that a forward keeps for its backward at most, inputs apart; state_bytes: of a sequence's [HV,K,V]."""
         return 0
 
+    def check(self, operands, options):
+        """Raises InputError for types and head sizes that this engine does not compute; looks at no value."""
+
     def take_array(self, x):
         """x where this engine computes."""
         return x
