@@ -65,11 +65,12 @@ def warmups(monkeypatch):
 
     found = {False: [], True: []}
 
-    def certify(problem, slots, cuts, scratch, reversed):
-        decide(problem, slots, cuts, scratch, reversed)
-        memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * slots * problem.value_heads, scratch)
-        chunks = cupy.ndarray((slots, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
+    def certify(problem, cuts, reversed):
+        scratch = decide(problem, cuts, reversed)
+        memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * cuts.count * problem.value_heads, scratch)
+        chunks = cupy.ndarray((cuts.count, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
         found[reversed].append(chunks.get())
+        return scratch
 
     decide = fused.certify
     for owner in (fused, fused_backward):
