@@ -10,7 +10,7 @@ from emulation.engine import EmulatedEngine
 from emulation.formats import to_float16, truncated_tf32
 from gates import lone
 from stages import gradients as all_gradients
-from stages import packed, stages
+from stages import stages
 
 import kda_engine as kda
 from kda_engine import cases
@@ -76,7 +76,7 @@ FORWARD = {"strong": (1.72e-3, 3.5e-4), "weak": (1.76e-3, 5.0e-4)}
 
 @pytest.mark.parametrize("regime", FORWARD)
 def test_outputs_of_the_report(regime, monkeypatch):
-    """The report's figures are those of kernels that had beta in N; without it `weak` gains, and the emulation tells."""
+    """The report's figures are those of kernels that had beta in N; without it `weak` gains, as the emulation tells."""
     case = of_regime(regime, tokens=2048, heads=4)
     now = errors(case, outputs)
     strengths_in_the_solve(monkeypatch)
