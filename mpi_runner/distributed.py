@@ -20,11 +20,11 @@ from mpi4py import MPI
 from kda_engine import layout
 from kda_engine.arrays import array_module, as_array, as_float_array, like, to_host
 from kda_engine.engines import make_engine
-from kda_engine.engines.host import threads_asked_for
 from kda_engine.errors import InputError
 from kda_engine.gate import Gradients
 from kda_engine.options import Options
 from kda_engine.partition import partition
+from kda_engine.threads import threads_asked_for
 
 from .parallel.control import Control
 from .parallel.problem import RankProblem

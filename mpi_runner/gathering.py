@@ -7,7 +7,7 @@ import numpy as np
 from kda_engine.arrays import to_host
 from kda_engine.finite import NotFinite
 from kda_engine.hdf5.results import ResultWriter
-from kda_engine.hdf5.shards import ShardWriter, remove_shards, shard_folder
+from kda_engine.hdf5.shards import ShardWriter, check_shard_folder, remove_shards, shard_folder
 
 from .parallel.transports.host import SLAB_BYTES
 
@@ -41,6 +41,13 @@ class Part:
 
 def slab_rows(shape, dtype):
     return max(1, SLAB_BYTES // max(1, int(np.prod(shape[1:])) * np.dtype(dtype).itemsize))
+
+
+def check_output(path, force, io):
+    """Raise InputError for a name that cannot be written; what is tried leaves nothing behind. io: as `Job.io`."""
+    ResultWriter(path, force=force).abandon()
+    if io == "shards":
+        check_shard_folder(path)
 
 
 def write_gathered(session, path, force, parts, describe):

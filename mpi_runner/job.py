@@ -41,6 +41,7 @@ class Job:
     tolerance: float = 0.0
     reproducible: bool = False
     check_finite: bool = False
+    allow_external: bool = False
     save_boundary: bool = False
     io: str = "gather"
     oversubscribe: bool = False
@@ -70,7 +71,7 @@ class Job:
             if getattr(job, name) in values:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
-            raise InputError("reproducible: not built yet")
+            _check_reproducible(job)
         if Path(job.input).resolve() == Path(job.output).resolve():
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
@@ -96,6 +97,18 @@ class Job:
     def to_dict(self):
         """Plain types, for the report."""
         return asdict(self)
+
+
+def _check_reproducible(job):
+    """Raises InputError for what `--reproducible` does not go with."""
+    for name, allowed in (("scan", ("auto", "chain", "serial")), ("shard", ("tokens",)),
+                          ("engine", ("auto", "numpy", "reference"))):
+        if getattr(job, name) not in allowed:
+            raise InputError(f"reproducible: expected {name} {', '.join(allowed[:-1])} or {allowed[-1]} beside it, got "
+                             f"{getattr(job, name)}" if len(allowed) > 1 else
+                             f"reproducible: expected {name} {allowed[0]} beside it, got {getattr(job, name)}")
+    if job.tolerance > 0 or job.decay_skip not in (None, "exact"):
+        raise InputError("reproducible: expected decay skip exact beside it; certified and sampled are not built yet")
 
 
 def _read_toml(path):

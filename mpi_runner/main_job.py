@@ -10,18 +10,17 @@ from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
-from kda_engine.hdf5.results import ResultWriter
-from kda_engine.layout import Operands
+from kda_engine.layout import CHUNK, Operands
 from kda_engine.partition import partition
-from kda_engine.refusal import refusal
 
 from . import resources
 from .clock import Clock
-from .gathering import write_gathered, write_shards
+from .gathering import check_output, write_gathered, write_shards
 from .head_shards import HeadsOfInput, heads_of_ranks
 from .output_parts import output_parts, output_parts_of_heads
 from .parallel.control import Control
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
+from .parallel.folding import SHORTEST, piece_length
 from .parallel.problem import RankProblem, UnsuitableScan
 from .parallel.transports import TRANSPORTS
 from .progress import Progress
@@ -40,7 +39,7 @@ def run_job(session, job, cuts=None):
     progress = Progress(session.rank)
     session.on_poll = progress.tick
     session.control.timeout = job.exchange_timeout
-    source = session.together(lambda: InputFile(job.input))
+    source = session.together(lambda: InputFile(job.input, job.allow_external))
     with source:
         run = _Run(session, job, source, progress, cuts)
         report = run.print_plan() if job.dry_run else run.execute()
@@ -64,7 +63,8 @@ class _Run:
         self.clock = Clock(progress.phase, self.bytes_sent)
         self.options = session.together(lambda: job.options(source.options, source.K))
         session.together(self._check_job)
-        self.segments = partition(source.cu_seqlens, self.transport.size, cuts)
+        self.piece_length = piece_length(source.T) if job.reproducible else None
+        self.segments = partition(source.cu_seqlens, self.transport.size, cuts, self.piece_length or CHUNK)
         self.segment = self.segments[self.transport.rank]
         self.threads = session.threads()
         self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
@@ -77,9 +77,10 @@ class _Run:
         return self.session.control.sent + self.transport.sent + self.session.transport.sent
 
     def _make_engine(self):
-        if self.job.engine in ("auto", "cuda") and cuda_usable():
+        name = "numpy" if self.job.reproducible and self.job.engine == "auto" else self.job.engine
+        if name in ("auto", "cuda") and cuda_usable():
             self.session.use_device(self.job.oversubscribe)
-        return make_engine(self.job.engine, self.session.poll, self.threads)
+        return make_engine(name, self.session.poll, self.threads)
 
     def _check_engine(self):
         """Whether the engine takes this input is told before anything is read."""
@@ -87,19 +88,23 @@ class _Run:
         shapes = {"q": (source.H, source.K), "k": (source.H, source.K), "v": (source.HV, source.V),
                   "g": (source.HV, source.K), "beta": (source.HV,)}
         empty = {name: np.empty((0,) + shape, source.dtypes[name]) for name, shape in shapes.items()}
-        problem = refusal(self.engine, Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]),
-                                                state_dtype=self.state_dtype), self.options)
-        if problem is not None:
-            raise InputError(f"{self.job.input}: {problem}")
+        operands = Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]), state_dtype=self.state_dtype)
+        try:
+            self.engine.check(operands, self.options)
+        except InputError as error:
+            raise InputError(f"{self.job.input}: {error}") from None
 
     def _check_job(self):
         if self.job.save_boundary and self.job.shard == "heads":
             raise InputError("save_boundary: expected ranks that share tokens, got --shard heads, where nothing crosses")
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
+        conv = self.source.conv
+        if self.job.reproducible and conv is not None and max(x.shape[1] for x in conv.weights.values()) > SHORTEST:
+            raise InputError(f"reproducible: expected a short convolution of at most {SHORTEST} tokens beside it")
         if self.session.rank == 0:
-            # A name that cannot be written is told now, not after the work; nothing is left of this.
-            ResultWriter(self.job.output, force=self.job.force).abandon()
+            # A name that cannot be written is told now, not after the work.
+            check_output(self.job.output, self.job.force, self.job.io)
 
     def _check_resources(self):
         source, job = self.source, self.job
@@ -107,11 +112,10 @@ class _Run:
         self.memory = resources.share_bytes(source, source.dtypes, segment.stop - segment.start, len(segment.pieces),
                                             self.transport.size, job.backward)
         self.disk = resources.output_bytes(self.file, source.dtypes, job.backward)
+        on_node = sum(self.session.node.allgather(self.memory))
+        self.session.together(lambda: resources.check_memory(on_node) if self.session.node.rank == 0 else None)
         if self.session.rank == 0:
             resources.check_disk(job.output, self.disk)
-        on_node = sum(self.session.node.allgather(self.memory))
-        if self.session.node.rank == 0:
-            resources.check_memory(on_node)
 
     def print_plan(self):
         """What would be done, on rank 0's standard output."""
@@ -139,9 +143,10 @@ class _Run:
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)
-        skips = []
+        skips, self.paths = [], problem.paths(forward)
+        # Before anybody opens the output: a failure must not leave a part of it.
+        self.within = problem.rows_within(forward)
         if self.session.size > 1:
-            # Before anybody opens the output: a failure must not leave a part of it.
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
         results = (self.options, problem, forward, gradients)
@@ -162,7 +167,7 @@ class _Run:
         if self.job.backward:
             self.d_out = self.engine.take_array(self.d_out)
         return RankProblem(self.engine, self.transport, self.job.scan, self.segments, operands, self.options,
-                           self.clock, self.convolution)
+                           self.clock, self.convolution, piece_length=self.piece_length)
 
     def _read(self):
         source, segment = self.source, self.segment

@@ -10,13 +10,14 @@ import traceback
 
 from mpi4py import MPI
 
-from kda_engine.engines.host import threads_asked_for
 from kda_engine.errors import InputError
+from kda_engine.threads import threads_asked_for
 
 from .exit_codes import INTERNAL, STOPPED, USAGE
 from .heartbeat import Heartbeat
 from .parallel.control import Control, ExchangeTimeout
 from .parallel.transports import HostTransport
+from .resources import ResourceError
 
 # How long a stopping rank waits for the others before it ends the job on its own.
 STOP_SECONDS = 3.0
@@ -80,6 +81,9 @@ class Session:
         if isinstance(error, InputError):
             print(f"kda-engine: rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
             self._end(USAGE)
+        if isinstance(error, ResourceError):
+            print(f"kda-engine: rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
+            self._end(INTERNAL)
         if isinstance(error, (Stopped, ExchangeTimeout)):
             print(f"kda-engine: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             self._meet()

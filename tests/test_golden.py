@@ -223,7 +223,7 @@ DAMAGES = {
     "bounds": (edit(lambda f: f["inputs/cu_seqlens"].__setitem__(1, 32)), "cu_seqlens"),
     "option": (edit(lambda f: f["inputs"].attrs.__setitem__("lower_bound", -4.0)), "options"),
     "tensor left out": (edit(lambda f: f.__delitem__("grads/dk")), "/grads/dk"),
-    "no checksums": (edit(lambda f: f.__delitem__("checksums")), "readable data"),
+    "no checksums": (edit(lambda f: f.__delitem__("checksums")), "got nothing"),
     "other checksums": (edit(lambda f: (f.__delitem__("checksums"), write_json(f, "checksums/json", [1]))), "readable"),
     "no report": (edit(lambda f: f.__delitem__("report")), "report"),
     "flipped bit": (flip, None),

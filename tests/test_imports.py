@@ -11,16 +11,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
-    {"errors", "version"},
-    {"arrays", "options", "chunk_table"},
+    {"errors", "subnormals", "threads", "version"},
+    {"misnamed", "options"},
+    {"arrays", "chunk_table"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},
-    {"bench", "evaluation"},
+    {"bench", "compat", "evaluation"},
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 

@@ -11,9 +11,11 @@ from ..clock import Clock
 from . import skips
 from .boundary import BACKWARD, FORWARD, Crossings
 from .convolution import CHANNELS
+from .folding import FoldingEngine, cut
 from .rates import TYPICAL
 from .routes import ROUTES
 from .routes.choice import choose
+from .routes.fold import Fold
 from .share import Share
 from .work import BackwardSide, ForwardSide
 
@@ -68,18 +70,26 @@ class RankProblem:
 
     scan: "auto" or a name of `routes.ROUTES`. segments: of all ranks, the same everywhere. operands: this rank's
     tokens, where the engine works. convolution: a `ShareConvolution` whose outputs q, k and v of `operands` are, or
-    None. nodes: by rank the name of its machine; asked for when absent.
+    None. nodes: by rank the name of its machine; asked for when absent. piece_length: tokens of the pieces by which
+    results do not depend on the ranks (`folding`), None for results within rounding; cuts lie between such pieces then,
+    the engine works on the host, and the scan is auto, chain or serial.
 
     route, reason: the route that the last forward took, and why. On construction collective.
     """
 
-    def __init__(self, engine, transport, scan, segments, operands, options, clock=None, convolution=None, nodes=None):
+    def __init__(self, engine, transport, scan, segments, operands, options, clock=None, convolution=None, nodes=None,
+                 piece_length=None):
         self.transport, self.scan, self.segments, self.options = transport, scan, segments, options
-        self.route, self.reason = ROUTES.get(scan), "asked for"
+        self.route, self.reason, self.piece_length = ROUTES.get(scan), "asked for", piece_length
+        if piece_length is not None:
+            engine = FoldingEngine(engine, piece_length)
+            if scan != "serial":
+                self.route, self.reason = Fold(), "the order of the pieces is kept"
         self.nodes = transport.control.nodes() if nodes is None else tuple(nodes)
         self.segment = segments[transport.rank]
         self.share = Share.of(self.segment, operands)
         self.engine, self.clock = transport.stage(engine), clock or Clock()
+        self.engine_name = engine.name
         self.convolution = convolution
 
     def forward(self, initial_states=None, save=True):
@@ -96,7 +106,7 @@ class RankProblem:
                 decided = skips.decide(self.share, self.segments, self.options, self.engine, self.transport.control,
                                        save)
         crossings = self.crossings(FORWARD, decided)
-        if self.scan == "auto":
+        if self.route is None or self.scan == "auto" and self.piece_length is None:
             self.route, self.reason = choose(crossings, TYPICAL)
         elif not self.route.covers(crossings):
             raise UnsuitableScan(f"scan: {self.scan!r} needs a run in which no rank's transition matters, and in this "
@@ -128,6 +138,16 @@ class RankProblem:
             return []
         return [skips.report_row(side, forward.skips) for side in sides if side.feeding is not None]
 
+    def rows_within(self, forward):
+        """Rows of the report on what the engine dropped within this rank's pieces; a second look, as `skip_rows`."""
+        return skips.rows_within(self.share, self.segment, forward.side.results)
+
+    def paths(self, forward):
+        """By group of this rank's pieces, the path that the engine took, and why no faster one if there is a reason."""
+        found = {name: forward.side.results[name] for name, _ in self.share.named_groups}
+        return {name: {"path": result.path or self.engine_name, "reason": result.path_reason}
+                for name, result in found.items()}
+
     def _states(self, given, count, from_end):
         """[pieces,HV,K,V] with the given states of `count` pieces at the end (or start), zeros elsewhere."""
         operands = self.share.operands
@@ -149,7 +169,13 @@ class RankProblem:
         operands = self.share.operands
         HV, K = operands.value_heads, operands.K
         mine, raw = {}, {}
-        of_groups = lambda name, shape: sum((getattr(g, name) for g in side.results.values()), np.zeros(shape))
+
+        def of_groups(name, shape):
+            of_each = [getattr(side.results[group], name) for group, _ in self.share.named_groups]
+            if self.piece_length is None:
+                return sum(of_each, np.zeros(shape))
+            return np.concatenate([np.zeros((0, *shape)), *of_each])
+
         if operands.A_log is not None:
             mine["dA_log"] = of_groups("dA_log", (HV,))
         if operands.dt_bias is not None:
@@ -157,16 +183,35 @@ class RankProblem:
         if self.convolution is not None:
             for name in CHANNELS:
                 with self.clock(side.direction.name):
-                    dx, dweight, dbias = self.convolution.backward(name, self._rows(side, name), self.transport)
+                    dx, dweight, dbias = self.convolution.backward(name, self._rows(side, name), self.transport,
+                                                                   self._pieces())
                 raw["d" + name] = dx
                 mine[f"conv/d{name}_weight"] = to_host(dweight)
                 if dbias is not None:
                     mine[f"conv/d{name}_bias"] = to_host(dbias)
         with self.clock("reduce"):
+            if self.piece_length is not None:
+                return {name: self._sum_of_pieces(x.astype("f8"), name) for name, x in mine.items()}, raw
             flat = np.concatenate([np.zeros(0)] + [x.ravel().astype("f8") for x in mine.values()])
             total = self.transport.sum(flat, "summing the parameter gradients")
         starts = np.cumsum([0] + [x.size for x in mine.values()])
         return {name: total[a : a + x.size].reshape(x.shape) for (name, x), a in zip(mine.items(), starts)}, raw
+
+    def _pieces(self):
+        """The pieces of this rank, a list of spans for each of its sequences; None where there are none."""
+        if self.piece_length is None:
+            return None
+        return cut(self.share.operands.cu_seqlens, self.piece_length)
+
+    def _sum_of_pieces(self, rows, name):
+        """The sum of rows [pieces of this rank, ...] over all pieces of all ranks, one after the other."""
+        lengths = self.transport.control.collect(rows.size, f"summing {name}")
+        parts = self.transport.gather(np.ascontiguousarray(rows).reshape(-1), lengths, f"summing {name}")
+        total = np.zeros(rows.shape[1:])
+        for part in parts:
+            for row in part.reshape(-1, *total.shape):
+                total += row
+        return total
 
     def _rows(self, side, name):
         """The gradient of q, k or v of the whole share, the groups' one after the other."""
