@@ -218,11 +218,10 @@ def test_a_rate_that_overflows(A_log, right):
 
 
 @pytest.mark.parametrize("name", ("q", "k"))
-@pytest.mark.parametrize("exponent, right", ((60, True), (64, False)))
-def test_keys_and_queries_whose_squares_overflow(name, exponent, right):
+@pytest.mark.parametrize("exponent", (60, 64, 120))
+def test_keys_and_queries_whose_squares_overflow(name, exponent):
     case = make("weak", tokens=40)
     large = getattr(case, name) * case.k.dtype.type(2.0**exponent)
     pair = results(replace(case, **{name: large}))
-    assert finite(pair[0]["out"]).all() == right
-    if right:
-        assert error(pair, "out") <= RIGHT
+    for name in ("out", "dq", "dk", "dg", "dbeta"):
+        assert error(pair, name) <= RIGHT, name
