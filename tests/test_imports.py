@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
     {"errors", "version"},
-    {"arrays", "options", "chunk_table"},
+    {"arrays", "options", "chunk_table", "regular_file"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
-    {"layer", "captured"},
+    {"layer", "capture_files", "captured"},
     {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
     {"device", "hdf5"},
     {"engines"},
