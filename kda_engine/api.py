@@ -12,6 +12,7 @@ from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
 from .finite import check_states, check_values
 from .gate import Gradients
+from .misnamed import suggest_names
 from .options import Options
 
 
@@ -44,6 +45,7 @@ class ForwardResult:
         return Dropped.of([row for call in calls for row in call()])
 
 
+@suggest_names
 def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
             engine="auto", save=True, check_finite=False):
     """KDA forward.
@@ -78,6 +80,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     )
 
 
+@suggest_names
 def backward(fwd, d_out, d_final_state=None):
     """All gradients of a forward: a `Gradients` with each tensor shaped and typed as its input.
 
@@ -104,6 +107,7 @@ def backward(fwd, d_out, d_final_state=None):
     )
 
 
+@suggest_names
 def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=Options(), engine="auto"):
     """The affine map of each sequence's state: Affine(M [N,HV,K,K], S [N,HV,K,V]), S_out = M S_in + S.
 
@@ -118,6 +122,7 @@ def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=
     return Affine(like(pair.M, v), like(pair.S, v))
 
 
+@suggest_names
 def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), engine="auto"):
     """Decoding: one or a few tokens of every sequence of a batch from `state` [B,HV,K,V]; returns (out, new state).
 
@@ -128,6 +133,7 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
     return result.out, result.final_state
 
 
+@suggest_names
 def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
     """The short causal depthwise convolution, as `conv.short_conv`; by kernel where x lives on a usable device."""
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
@@ -137,6 +143,7 @@ def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=No
     return conv.short_conv(x, weight, bias, activation, cu_seqlens, halo)
 
 
+@suggest_names
 def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
     """Its gradients, as `conv.short_conv_backward`; by kernel where x lives on a usable device."""
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from .errors import InputError
+from .misnamed import suggest_names
 
 GATES = ("lower_bound", "softplus", "log")
 BETAS = ("logit", "logit2", "value")
@@ -75,6 +76,10 @@ class Options:
     def to_dict(self):
         """Plain types, as stored in files and reports."""
         return asdict(self)
+
+
+# The constructor is the dataclass's own, so it can only be wrapped afterwards.
+Options.__init__ = suggest_names(Options.__init__)
 
 
 def _check_choice(name, value, allowed):

@@ -11,7 +11,6 @@ from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
 from kda_engine.layout import Operands
 from kda_engine.partition import partition
-from kda_engine.refusal import refusal
 
 from . import resources
 from .clock import Clock
@@ -76,10 +75,11 @@ class _Run:
         shapes = {"q": (source.H, source.K), "k": (source.H, source.K), "v": (source.HV, source.V),
                   "g": (source.HV, source.K), "beta": (source.HV,)}
         empty = {name: np.empty((0,) + shape, source.dtypes[name]) for name, shape in shapes.items()}
-        problem = refusal(self.engine, Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]),
-                                                state_dtype=self.state_dtype), self.options)
-        if problem is not None:
-            raise InputError(f"{self.job.input}: {problem}")
+        operands = Operands(**empty, A_log=None, dt_bias=None, cu_seqlens=np.array([0, 0]), state_dtype=self.state_dtype)
+        try:
+            self.engine.check(operands, self.options)
+        except InputError as error:
+            raise InputError(f"{self.job.input}: {error}") from None
 
     def _check_job(self):
         if self.job.backward and not self.source.has("d_out"):
@@ -122,9 +122,10 @@ class _Run:
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)
-        skips = []
+        skips, self.paths = [], problem.paths(forward)
+        # Before anybody opens the output: a failure must not leave a part of it.
+        self.within = problem.rows_within(forward)
         if self.session.size > 1:
-            # Before anybody opens the output: a failure must not leave a part of it.
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
         parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)

@@ -60,17 +60,19 @@ def describe(run, skips, input_digest, parts):
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
-        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory,
+        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory, "paths": run.paths,
     }
     seen = [(part.name, part.not_finite) for part in parts if not part.name.startswith(UNFILLED)]
-    rows, seen = zip(*session.control.collect((mine, seen), "collecting the report"))
+    rows, seen, within = zip(*session.control.collect((mine, seen, run.within), "collecting the report"))
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
+    within = finite_rows([row for of_rank in within for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
         "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
-        "ranks": list(rows), "decay_skip": skips, "not_finite": not_finite(seen, run.source.cu_seqlens),
+        "ranks": list(rows), "decay_skip": skips, "device_skip": within,
+        "dropped_total": dropped_total(skips, within), "not_finite": not_finite(seen, run.source.cu_seqlens),
     }
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
@@ -108,7 +110,7 @@ def summary(report, path):
     ranks = report["ranks"]
     tokens = sum(row["tokens"][1] - row["tokens"][0] for row in ranks)
     phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
-    dropped = sum(row["fallback"].count(False) for row in report["decay_skip"])
+    dropped = sum(row["fallback"].count(False) for row in (*report["decay_skip"], *report["device_skip"]))
     lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
              f"{'phase':<12}{'seconds':>10}{'bytes sent':>14}"]
     for phase in phases:
@@ -137,9 +139,25 @@ def accumulate_bounds(rows):
             with np.errstate(over="ignore", invalid="ignore"):
                 passed = np.where(before == 0, 0.0, np.exp(row["log_transition"]) * before)
             row["total_bound"] = carried[row["sequence"]] = np.asarray(row["bound"]) + passed
+    return finite_rows(rows)
+
+
+def finite_rows(rows):
+    """The rows with the largest number of a sign for infinities and, as the upper bound that it is, for NaN."""
     largest = np.finfo("f8").max
     for row in rows:
         for name in ("log_norm", "log_transition", "bound", "total_bound"):
-            if row[name] is not None:
+            if row.get(name) is not None:
                 row[name] = np.nan_to_num(row[name], nan=largest).tolist()
     return rows
+
+
+def dropped_total(skips, within):
+    """One bound on the Frobenius norm of the error of every state, and gradient of a state, of the run, beside rounding:
+    the sum over all drops, at boundaries of ranks and at cuts within a device; None under a rule that proves nothing.
+    """
+    if any(row["rule"] == "sampled" for row in skips):
+        return None
+    with np.errstate(over="ignore"):
+        total = sum(np.sum(row["total_bound"]) for row in skips) + sum(np.sum(row["bound"]) for row in within)
+    return float(np.nan_to_num(total, nan=np.finfo("f8").max))

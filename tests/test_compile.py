@@ -18,9 +18,10 @@ pytest.importorskip("cupy")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import cubin  # noqa: E402
 from code_digest import kernel_digest  # noqa: E402
 
-from kda_engine.device import build, cubin, sources  # noqa: E402
+from kda_engine.device import build, sources  # noqa: E402
 from kda_engine.device.kernels import ELEMENTS, KERNELS, POINTER  # noqa: E402
 from kda_engine.device.probe_kernels import PROBES  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402

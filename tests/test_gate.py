@@ -1,13 +1,15 @@
 """Gates, beta forms and the q/k norm against 60-digit arithmetic."""
 
+import re
 from decimal import Decimal, localcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kda_engine as kda
 from kda_engine import Options, cases, gate, layout
-from kda_engine.options import BETAS
+from kda_engine.options import BETAS, GATES
 
 EXTREMES = [0.0, -0.0, 1e-300, 1e-20, -1e-20, 0.3, -0.3, 1.0, -2.5, 17.0, -17.0, 37.0, -37.0, 88.0, -88.0, 104.0,
             -104.0, 700.0, -700.0, 3000.0, -3000.0]
@@ -73,6 +75,15 @@ def test_log_decay(dtype, tolerance):
     close(soft.log_decay(g).ravel(), digits(lambda x: -rate * log1p_exp(x + bias), g.ravel()), tolerance)
     log, _, _ = make_gate("log", dtype)
     assert np.array_equal(log.log_decay(np.array([-np.inf, -3, 0], dtype)), np.array([-np.inf, -3, 0], dtype))
+
+
+@pytest.mark.parametrize("enum, names", [("GateForm", GATES), ("BetaForm", BETAS)])
+def test_kernels_number_the_forms_alike(enum, names):
+    """Kernels get a form as its place in the tuple; an unknown number would be computed as another form."""
+    text = (Path(__file__).resolve().parents[1] / "kernels_cu" / "common" / "gate.cuh").read_text()
+    listed = re.search(rf"enum class {enum} : int {{([^}}]*)}}", text)[1]
+    numbers = {name: int(number) for name, number in re.findall(r"k(\w+) = (\d+)", listed)}
+    assert numbers == {name.title().replace("_", ""): place for place, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("form", ["lower_bound", "softplus"])

@@ -20,7 +20,8 @@ from kda_engine.hdf5.results import write_results
 from mpi_runner.__main__ import main
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS, USAGE
-from mpi_runner.goldens import sources
+from mpi_runner.goldens import heat_map, judging, sources
+from mpi_runner.goldens.heat_map import write_heat_map
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -172,14 +173,12 @@ def test_a_golden_that_the_engine_does_not_take_is_passed_over(made, capsys, mon
     golden, _ = made
     case = cases.make("ordinary", dtype="f8")
     write_golden(golden.parent / "wide.h5", case, reference(case), {})
-    forward = HostEngine.forward
 
-    def narrow(self, operands, *arguments, **named):
+    def narrow(self, operands, options):
         if operands.state_dtype == np.float64:
             raise kda.InputError("engine: expected no float64")
-        return forward(self, operands, *arguments, **named)
 
-    monkeypatch.setattr(HostEngine, "forward", narrow)
+    monkeypatch.setattr(HostEngine, "check", narrow)
     report = golden.parent / "report.xml"
     assert check("--engine", "numpy", "--junit", report, golden, golden.parent / "wide.h5") == PASS
     out = capsys.readouterr().out
@@ -243,6 +242,38 @@ def test_plot(made, capsys):
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
     with pytest.raises(kda.InputError, match="--plot: .*[Ff]ormat"):
         check("--engine", "numpy", "--plot", golden.parent / "errors.doc", golden)
+
+
+def test_many_goldens_go_on_several_pages(made, tmp_path):
+    pytest.importorskip("matplotlib")
+    golden = read_golden(made[0])
+    judgement = judging.judge(golden, golden.results, "out.h5")
+    paths = write_heat_map(tmp_path / "errors.svg", [judgement] * 9)
+    assert [Path(path).name for path in paths] == ["errors-1.svg", "errors-2.svg"]
+    assert all(Path(path).read_text().count("g.h5") == count for path, count in zip(paths, (8, 1)))
+    assert write_heat_map(tmp_path / "errors.pdf", [judgement] * 9) == [tmp_path / "errors.pdf"]
+    assert b"/Count 2" in (tmp_path / "errors.pdf").read_bytes()
+
+
+def test_the_picture_has_every_tensor_and_labels_sequences(tmp_path):
+    pytest.importorskip("matplotlib")
+    case = cases.make("conv", K=4, V=3)
+    results = reference(case)
+    wrong = results | {"grads/dA_log": results["grads/dA_log"] * np.array([1, 2], "f4")}
+    write_golden(tmp_path / "g.h5", case, results, {})
+    judgement = judging.judge(read_golden(tmp_path / "g.h5"), wrong, "out.h5")
+    blocks = {verdict.name: verdict.blocks[1] for verdict in judgement.verdicts}
+    assert blocks.keys() == results.keys()
+    # Sequences of 33, 2, 0 and 40 tokens; a state each, an error a head of a parameter, a channel of a convolution.
+    assert blocks["outputs/out"].shape == (3, 2) and blocks["outputs/final_state"].shape == (4, 2)
+    assert blocks["grads/dA_log"].tolist() == [[0, 1]] and blocks["grads/conv/dv_weight"].shape == (1, 2 * 3)
+    figure = heat_map._page([judgement])
+    by_label = {label: [axes for axes in figure.axes if axes.get_xlabel() == label] for label in ("sequence", "token")}
+    assert len(by_label["sequence"]) == 8 and not by_label["token"]
+    assert [text.get_text() for text in by_label["sequence"][0].get_xticklabels()] == ["0", "1", "3"]
+    titles = {text.get_text() for text in figure.texts}
+    assert {name.rpartition("/")[2] for name in results} <= titles
+    assert sum(bool(axes.images) for axes in figure.axes) == len(results)
 
 
 def test_plot_without_matplotlib_says_what_brings_it(made, monkeypatch):

@@ -12,15 +12,16 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
     {"errors", "version"},
-    {"arrays", "options", "chunk_table", "regular_file"},
+    {"misnamed", "options"},
+    {"arrays", "chunk_table", "regular_file"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "capture_files", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},
-    {"bench", "evaluation"},
+    {"bench", "compat", "evaluation"},
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 

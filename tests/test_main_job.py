@@ -61,6 +61,8 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
     assert phases == [phase for phase in PHASES if phase in phases] and "forward" in phases
     with ResultFile(folder / f"{scan}.h5") as result:
         rows = result.report["ranks"]
+        assert result.report["device_skip"] == [] and result.report["dropped_total"] == 0.0
+    assert all(row["paths"] == {"left": {"path": "numpy", "reason": None}} for row in rows[1:])
     state = case.initial_state.nbytes
     # One rank in the middle: it gathers S and M, or hands on one state in each direction.
     assert rows[1]["bytes"]["gather"] == (2 * (state + 2 * state) if scan == "allgather" else 2 * state)

@@ -1,6 +1,7 @@
 """Which path through the kernels computes what, and what is said about it. Needs no GPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,7 @@ from fake_device import fake_device  # noqa: E402
 import kda_engine as kda  # noqa: E402
 from kda_engine import cases, layout  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
-from kda_engine.engines.cuda import paths, slabs  # noqa: E402
+from kda_engine.engines.cuda import fused_backward, paths, slabs  # noqa: E402
 from kda_engine.engines.cuda.problem import take_problem  # noqa: E402
 
 OPTIONS = kda.Options()
@@ -73,16 +74,47 @@ def test_a_saving_forward_is_cut_where_records_would_take_much_of_the_memory(tok
     with fake_device() as device:
         given = inputs(device, tokens, heads)
         operands, _ = layout.pack(*given.values(), None, None, None, "lower_bound")
-        problem = take_problem(operands, OPTIONS, KNOWN["sm_90a"])
+        problem = take_problem(operands, OPTIONS, device.device)
         path = paths.forward_path(problem)
         assert path.name == "fused" and slabs._chunks(problem, path.forward_bytes(problem, False)) is None
         chunks = slabs._chunks(problem, path.forward_bytes(problem, True))
         assert (chunks is not None) == cut
         if cut:
             slab = slabs.cut_slabs(operands.cu_seqlens, chunks)[0]
-            part = take_problem(slab.take(operands), OPTIONS, KNOWN["sm_90a"])
+            part = take_problem(slab.take(operands), OPTIONS, device.device)
             share = path.forward_bytes(part, True) / KNOWN["sm_90a"].memory
             assert 0.8 * slabs.SLAB <= share <= 1.01 * slabs.SLAB
         else:
             fwd = kda.forward(**given, engine="cuda")
             assert fwd._saved.states.slabs is None and device.launches[-1][3]["states"] != 0
+
+
+class Summed(cupy.ndarray):
+    """An array whose sums nobody computes."""
+
+    def sum(self, **given):
+        return self
+
+
+@pytest.mark.parametrize("tolerance", (0.0, 1e-6))
+@pytest.mark.parametrize("tokens, value_heads", ((100, 2), (8192, 2), (8192, 4)))
+def test_the_fused_backward_launches_its_kernels(tokens, value_heads, tolerance, monkeypatch):
+    """All in one pass over the problem; cut sequences are certified where that is allowed."""
+    with fake_device() as device:
+        here = lambda shape, dtype: Summed(shape, dtype, memptr=device.array(shape, dtype).data)
+        monkeypatch.setattr(fused_backward, "cupy", SimpleNamespace(empty=here))
+        x = inputs(device, tokens)
+        for name in ("v", "g", "beta"):
+            x[name] = device.array((tokens, value_heads) + x[name].shape[2:], BFLOAT16)
+        fwd = kda.forward(**x, options=replace(OPTIONS, tolerance=tolerance), engine="cuda")
+        device.launches.clear()
+        state = device.array((1, value_heads, 128, 128), "f4")
+        found = fwd._engine.backward(fwd._saved, device.array(fwd.out.shape, BFLOAT16), state)
+        names = [launch[0] for launch in device.launches]
+        cut = tokens > 100
+        assert names.count("sm90_gradients") == 1 and names[-1] == ("sum_groups" if value_heads > 2 else "sm90_gradients")
+        assert names.count("sm90_backward_chain") == (2 if cut else 1) and ("certify_cuts" in names) == (cut and tolerance > 0)
+        arguments = next(launch[3] for launch in device.launches if launch[0] == "sm90_gradients")
+        assert arguments["dv"] == found.dv.data.ptr and arguments["dg"] == found.dg.data.ptr
+        assert (arguments["dq"] == found.dq.data.ptr) == (value_heads == 2)
+        assert found.dq.shape == x["q"].shape and len(fwd._saved.dropped) == (1 if cut and tolerance else 0)

@@ -46,8 +46,9 @@ def test_no_token_no_slab(lengths):
 class Problem:
     """Of NumPy arrays, on a device with that much memory."""
 
-    def __init__(self, operands, options, target):
-        self.operands, self.options, self.target, self.v = operands, options, target, operands.v
+    def __init__(self, operands, options, device):
+        self.operands, self.options, self.device, self.v = operands, options, device, operands.v
+        self.target = device
         self.most_chunks = operands.tokens // CHUNK + operands.sequences
 
     def empty_like_values(self):
@@ -125,13 +126,13 @@ def drawn(lengths, states):
 
 def stages(path, memory, operands, options, initial, d_out, d_final):
     """Everything that the engine hands out, by name."""
-    target, poll = SimpleNamespace(memory=memory), lambda: None
-    problem = Problem(operands, options, target)
+    device, poll = SimpleNamespace(memory=memory), lambda: None
+    problem = Problem(operands, options, device)
     out, final_state, kept, _ = slabs.forward(path, operands, problem, initial, True, poll)
-    gradients, _ = slabs.backward(Saved(operands, options, initial, kept), d_out, d_final, target, poll)
+    gradients, _ = slabs.backward(Saved(operands, options, initial, kept), d_out, d_final, device, poll)
     zeros = np.zeros(operands.state_shape)
     pair = slabs.summarise(path, operands, problem, zeros if initial is None else initial, True, poll)
-    D = slabs.summarise_backward(path, operands, options, d_out, d_final, target, poll)
+    D = slabs.summarise_backward(path, operands, options, d_out, d_final, device, poll)
     return {"out": out, "final_state": final_state, "M": pair.M, "S": pair.S, "D": D, **vars(gradients)}, kept
 
 

@@ -16,7 +16,7 @@ from mpi_runner.traffic import crossings
 
 # The worked example: three ranks, states of one number.
 M, S, D = (0.5, 0.4, 0.3), (2.0, 1.0, 3.0), (0.3, 0.5, 0.7)
-INITIAL, D_FINAL = 1.0, 1.0
+INITIAL, D_FINAL = 0.0, 1.0
 
 # Colour-blind safe: forward, backward, summary, exchange.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"

@@ -15,10 +15,10 @@ import numpy as np
 from ..arrays import to_host
 from ..compare import compare, tolerance_for
 from ..device.build import compiler_version
+from ..device.device import current
 from ..device.kernels import CHAIN_SIZE
 from ..device.launch import launch
 from ..device.probe_kernels import PROBE_THREADS, PROBE_WIDTHS, PROBES, products_variant, roles_variant
-from ..device.target import current
 from ..layout import CHUNK
 from .predictions import verdict_table
 from .probe_chunks import SLOTS, draw_chunks, expected, raw_slots
@@ -39,7 +39,7 @@ class Probes:
     """The probes on CuPy's current device. blocks: at once, each alone on a multiprocessor; an even number."""
 
     def __init__(self, blocks):
-        self._target, self._blocks = current(), blocks
+        self._device, self._blocks = current(), blocks
         self._case = draw_chunks()
         options = self._case.options
         self._numbers = {"count": self._blocks, "lower_bound": options.lower_bound,
@@ -54,7 +54,7 @@ class Probes:
         cycles = cupy.zeros((self._blocks, len(PHASES), threads // 32), "i8")
         sums = cupy.zeros((self._blocks, threads), "f4")
         for _ in range(2):
-            launch(PROBES["probe_products"], products_variant(width, warpgroups), self._target, count=self._blocks,
+            launch(PROBES["probe_products"], products_variant(width, warpgroups), self._device, count=self._blocks,
                    cycles=cycles, sums=sums, rounds=rounds)
         return _of_blocks(cycles) / rounds, to_host(sums)
 
@@ -85,7 +85,7 @@ class Probes:
             results["sums"] = cupy.zeros(shape + (PROBE_THREADS // 64,), "u4")
         # The first launch finds code and data in no cache.
         for _ in range(2):
-            launch(PROBES[name], variant, self._target, **self._inputs, **results, **self._numbers, **numbers, chunks=chunks)
+            launch(PROBES[name], variant, self._device, **self._inputs, **results, **self._numbers, **numbers, chunks=chunks)
         results = {name: to_host(x) for name, x in results.items()}
         results["out"] = results["out"].view(self._case.q.dtype)
         return _step(results["cycles"], chunks), results

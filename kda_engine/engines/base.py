@@ -57,6 +57,9 @@ class Engine:
     def __init__(self, poll=lambda: None):
         self.poll = poll
 
+    def check(self, operands, options):
+        """Raises InputError for types and head sizes that this engine does not compute; looks at no value."""
+
     def take_array(self, x):
         """x where this engine computes."""
         return x

@@ -34,11 +34,11 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
                           u32 (&values)[4], int lane) {
     float product[8];
     wgmma_fence();
-    wgmma(product, source, square_descriptor(slot + Slot::kAttend), false);
+    wgmma(product, source, square_descriptor(slot, Slot::kAttend), false);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         const int keys = Slot::kGate + (step >> 2) * Slot::kGateDistance + (step & 3) * 32;
-        wgmma(product, rounded[step], rows_descriptor(slot + keys), true);
+        wgmma(product, rounded[step], rows_descriptor(slot, keys), true);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -49,7 +49,7 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
 
     float solved[8];
     wgmma_fence();
-    wgmma(solved, updates, square_descriptor(slot + Slot::kSolve), false);
+    wgmma(solved, updates, square_descriptor(slot, Slot::kSolve), false);
     wgmma_commit();
     wgmma_wait<0>();
     u32 negative[4];
@@ -60,15 +60,15 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
         negative[i] = pack_f16(-beta.x * solved[2 * i], -beta.y * solved[2 * i + 1]);
     }
     wgmma_fence();
-    wgmma_rows(state.value, source, columns_descriptor<Slot::kKeyDistance>(slot + Slot::kQuery));
-    wgmma_rows(state.value, negative, columns_descriptor<Slot::kKeyDistance>(slot + Slot::kKey));
+    wgmma_rows(state.value, source, columns_descriptor<Slot::kKeyDistance>(slot, Slot::kQuery));
+    wgmma_rows(state.value, negative, columns_descriptor<Slot::kKeyDistance>(slot, Slot::kKey));
     wgmma_commit();
 }
 
 __device__ void carry(u32 shared, const Work& work, const States& states, const Records& records, float scale) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const u32 out_place = Slot::kValue + group * Slot::kValueDistance +
-                          SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    const u32 out_place = hold_address(Slot::kValue + group * Slot::kValueDistance +
+                                       SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0));
 
     State state;
     RingPlace<kSlots> place = {0, 0};

@@ -35,28 +35,32 @@ static_assert(!kReversed && (kOutputs || !kSaves));
 // next chunk's products run.
 struct Outgoing {
     Element* target;  // the lane's 16 bytes
-    int slot;         // number of the slot, kSlots when nothing is waiting
-    int length;       // tokens from the chunk's start to the piece's end
+    int length;       // tokens from the chunk's start to the piece's end, 0 when nothing is waiting
 };
+
+// The slot before a slot: there a chunk's outputs wait while the next chunk is worked on.
+__device__ int slot_before(int slot) { return slot == 0 ? kSlots - 1 : slot - 1; }
 
 __device__ void carry(u32 shared, const Work& work, const States& states, const Records& records, Element* out,
                       float scale) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const u32 values_of_group = Slot::kValue + group * Slot::kValueDistance;
-    const u32 value_place = values_of_group + SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    const u32 value_place =
+        hold_address(values_of_group + SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0));
     // The eight lanes of one shared-memory access take rows whose pieces lie in different banks.
     const int store_row = ((lane >> 1 & 3) << 1) | ((lane >> 3) & 1) | ((lane >> 1) & 8);
-    const u32 store_place = values_of_group + SwizzledTile::piece(store_row, 2 * warp + lane % 2);
+    const u32 store_place = hold_address(values_of_group + SwizzledTile::piece(store_row, 2 * warp + lane % 2));
     const i64 chunk_elements = static_cast<i64>(kChunk) * work.value_heads * kSize;
 
     State state;
     RingPlace<kSlots> place = {0, 0};
-    Outgoing outgoing = {nullptr, kSlots, 0};
-    const auto fetch = [&] { return load_shared_uint4(shared + outgoing.slot * Slot::kBytes + store_place); };
+    Outgoing outgoing = {nullptr, 0};
+    const auto fetch = [&] { return load_shared_uint4(shared + slot_before(place.slot) * Slot::kBytes + store_place); };
     const auto send = [&](uint4 outputs) {
-        if (outgoing.slot == kSlots) return;
+        if (outgoing.length == 0) return;
+        // First the arrival: behind the store it would wait until the store is done.
+        mbarrier_arrive(released_barrier(shared, slot_before(place.slot)));
         if (store_row < outgoing.length) *reinterpret_cast<uint4*>(outgoing.target) = outputs;
-        mbarrier_arrive(released_barrier(shared, outgoing.slot));
     };
     Cursor cursor = Cursor::at_start(work);
     while (!cursor.done(work)) {
@@ -77,7 +81,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
             // Asked for before the products start, to have arrived when they are under way.
             if (values) ldmatrix_transposed(raw, slot + value_place);
             uint4 outputs;
-            if (kOutputs && outgoing.slot != kSlots) outputs = fetch();
+            if (kOutputs && outgoing.length != 0) outputs = fetch();
             const float unit = state.unit;
             start_products(state, products, rounded, slot, lane);
             if constexpr (kOutputs) send(outputs);
@@ -98,7 +102,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
                 // The warp's own columns of v have been read: the outputs take their place.
                 stmatrix_transposed(slot + value_place, packed);
                 __syncwarp();
-                outgoing = {target, place.slot, left};
+                outgoing = {target, left};
                 target += chunk_elements;
             }
             wgmma_wait<0>();
@@ -110,7 +114,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
         cursor.item += gridDim.x;
         cursor.open(work);
     }
-    if (outgoing.slot != kSlots) send(fetch());
+    if (outgoing.length != 0) send(fetch());
 }
 
 }  // namespace

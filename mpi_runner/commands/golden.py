@@ -206,7 +206,9 @@ def _write_reports(args, judgements):
         if path is None:
             continue
         try:
-            write(path, judgements)
+            written = write(path, judgements)
+            if written and not args.json:
+                print("wrote " + ", ".join(map(str, written)))
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -10,7 +10,6 @@ from kda_engine.evaluation import evaluate
 from kda_engine.hdf5.golden import GoldenError, read_golden
 from kda_engine.hdf5.manifest import check_listed
 from kda_engine.hdf5.results import ResultFile
-from kda_engine.refusal import refusal
 
 from .judging import Judgement, Verdict, judge
 
@@ -28,7 +27,12 @@ def refusal_of(engine, golden):
     case = golden.case
     operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
                               case.options.gate, case.initial_state)
-    return refusal(make_engine(engine), operands, case.options)
+    made = make_engine(engine)
+    try:
+        made.check(operands, case.options)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 class OneProcess:

@@ -66,6 +66,7 @@ class RankProblem:
         self.segment = segments[transport.rank]
         self.share = Share.of(self.segment, operands)
         self.engine, self.clock = transport.stage(engine), clock or Clock()
+        self.engine_name = engine.name
         self.convolution = convolution
 
     def forward(self, initial_states=None, save=True):
@@ -107,6 +108,16 @@ class RankProblem:
         if forward.skips is None or self.transport.size == 1:
             return []
         return [skips.report_row(side, forward.skips) for side in sides if side.feeding is not None]
+
+    def rows_within(self, forward):
+        """Rows of the report on what the engine dropped within this rank's pieces; a second look, as `skip_rows`."""
+        return skips.rows_within(self.share, self.segment, forward.side.results)
+
+    def paths(self, forward):
+        """By group of this rank's pieces, the path that the engine took, and why no faster one if there is a reason."""
+        found = {name: forward.side.results[name] for name, _ in self.share.named_groups}
+        return {name: {"path": result.path or self.engine_name, "reason": result.path_reason}
+                for name, result in found.items()}
 
     def _states(self, given, count, from_end):
         """[pieces,HV,K,V] with the given states of `count` pieces at the end (or start), zeros elsewhere."""

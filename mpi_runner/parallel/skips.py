@@ -68,6 +68,24 @@ def report_row(side, skips):
     return row
 
 
+def rows_within(share, segment, forwards):
+    """Rows on what the engine dropped at cuts of its own within this rank's pieces, in the forward and its backward.
+
+    forwards: the engine's `Forward`s by group name. A row is one of `decay.Dropped`, and names the rank, the sequence
+    and the packed token of the whole problem.
+    """
+    rows = []
+    for name, group in share.named_groups:
+        forward = forwards[name]
+        for call in forward.dropped + (() if forward.saved is None else forward.saved.dropped):
+            for row in call():
+                n = row["sequence"]
+                piece = segment.pieces[group.first + n]
+                token = piece.start + row["token"] - int(group.operands.cu_seqlens[n])
+                rows.append(row | {"rank": segment.rank, "sequence": piece.sequence, "token": token})
+    return rows
+
+
 def _bound(side, decision, dropped):
     """e^(bound of the warm-up) times a bound on the norm of what it multiplied [HV]; 0 for heads that were kept."""
     operands, options, measure = side.feeding.operands, side.options, side.engine.measure

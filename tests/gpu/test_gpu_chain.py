@@ -26,7 +26,7 @@ def tuned(case):
     operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
                               case.options.gate, case.initial_state)
     engine = CudaEngine()
-    assert fused.covers(take_problem(engine.take(operands), case.options, engine.target))
+    assert fused.covers(take_problem(engine.take(operands), case.options, engine.device))
     return case
 
 

@@ -10,6 +10,7 @@ from stages import TOKENS
 import kda_engine as kda
 from kda_engine import cases
 from kda_engine.compare import tolerance_for
+from kda_engine.device.device import current
 from kda_engine.evaluation import reference
 from kda_engine.hdf5.results import ResultFile
 from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
@@ -70,6 +71,10 @@ def test_it_equals_the_oracle(folder, name, case, sizes, ranks, options):
     # At least one sequence goes from rank to rank.
     pieces = [{sequence for sequence, _, _ in row["pieces"]} for row in report["ranks"]]
     assert all(left & right for left, right in zip(pieces, pieces[1:]))
+    paths = [group["path"] for row in report["ranks"] for group in row["paths"].values()]
+    assert paths and set(paths) == {"portable" if name == "portable" or not current().target.hopper else "fused"}
+    assert np.isfinite(report["dropped_total"]) and (report["dropped_total"] > 0) == (options is CERTIFIED)
+    assert all(row["where"] == "device" and row["rule"] == "certified" for row in report["device_skip"])
     if options is CERTIFIED:
         assert report["decay_skip"] and not any(any(row["fallback"]) for row in report["decay_skip"])
         assert 0 < np.max([row["total_bound"] for row in report["decay_skip"]]) < 1e-3

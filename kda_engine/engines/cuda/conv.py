@@ -3,10 +3,11 @@
 import cupy
 import numpy as np
 
-from ...device import target
+from ...device.device import current
 from ...device.kernels import ELEMENT_OF, element_variant
 from ...device.launch import launch
 from ...device.plan import make_tables
+from .problem import check_device
 
 
 def covers(given):
@@ -16,10 +17,11 @@ def covers(given):
 
 def short_conv(given):
     """The convolution's output, shaped and typed as x, of `ConvArguments` that the kernel covers."""
-    tables = make_tables(given.cu_seqlens)
+    device = _device(given)
+    tables = device.ready(make_tables, given.cu_seqlens.tobytes())
     y = cupy.empty(given.x.shape, given.x.dtype)
     channels, taps = given.weight.shape
-    launch("short_conv", element_variant(ELEMENT_OF[given.x.dtype]), target.current(), count=tables.chunks,
+    launch("short_conv", element_variant(ELEMENT_OF[given.x.dtype]), device, count=tables.chunks,
            x=_contiguous(given.rows), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
            halo=_contiguous(given.halo), cu_seqlens=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
            sequences=len(given.cu_seqlens) - 1, channels=channels, taps=taps, silu=given.activation == "silu", y=y)
@@ -33,11 +35,14 @@ def short_conv_backward(given, dy):
         x, dy = x.astype("f4"), dy.astype("f4")
     (channels, taps), sequences = given.weight.shape, len(given.cu_seqlens) - 1
     # The rows that the kernel works through: every sequence behind its halo.
-    tables = make_tables(given.cu_seqlens + np.arange(sequences + 1) * (taps - 1))
+    bounds = given.cu_seqlens + np.arange(sequences + 1) * (taps - 1)
+    device = _device(given)
+    check_device("dy", dy, device)
+    tables = device.ready(make_tables, bounds.astype(np.int64).tobytes())
     dx = cupy.empty(x.shape, x.dtype)
     dhalo = cupy.empty((sequences, taps - 1, channels), "f4")
     partials = cupy.empty((tables.chunks, taps + 1, channels), "f4")
-    launch("short_conv_backward", element_variant(ELEMENT_OF[x.dtype]), target.current(), count=tables.chunks,
+    launch("short_conv_backward", element_variant(ELEMENT_OF[x.dtype]), device, count=tables.chunks,
            dy=_contiguous(dy), x=_contiguous(x), weight=_contiguous(given.weight), bias=_contiguous(given.bias),
            halo=_contiguous(given.halo), bounds=tables.cu_seqlens, chunk_offsets=tables.chunk_offsets,
            sequences=sequences, channels=channels, taps=taps, silu=given.activation == "silu",
@@ -46,6 +51,15 @@ def short_conv_backward(given, dy):
     dbias = None if given.bias is None else sums[taps]
     return (dx.reshape(given.x.shape).astype(given.x.dtype, copy=False), cupy.ascontiguousarray(sums[:taps].T), dbias,
             dhalo)
+
+
+def _device(given):
+    """The current Device. Raises InputError for arrays on another."""
+    device = current()
+    for name in ("x", "weight", "bias", "halo"):
+        if (x := getattr(given, name)) is not None:
+            check_device(name, x, device)
+    return device
 
 
 def _contiguous(x):

@@ -18,10 +18,10 @@ RUN = 8
 
 
 class DeviceMeasure(Measure):
-    """The same numbers as the definition's, except that bounds are rounded upwards; on CuPy's current device."""
+    """The same numbers as the definition's, except that bounds are rounded upwards; on one Device."""
 
-    def __init__(self, target):
-        self.target = target
+    def __init__(self, device):
+        self.device = device
 
     def chunks(self, piece, options):
         return self._rows(piece, options, "bounds", 1)[0]
@@ -48,7 +48,7 @@ class DeviceMeasure(Measure):
             piece.g, piece.beta if reads_k else None)
         rows = -(-piece.tokens // (chunks_per_row * CHUNK))
         logs, added = (cupy.empty((rows, piece.value_heads)) if wanted else None for wanted in (True, adds))
-        launch("decay_bounds", element_variant(element), self.target, count=rows, q=q, k=k, v=v, g=g, beta=beta,
+        launch("decay_bounds", element_variant(element), self.device, count=rows, q=q, k=k, v=v, g=g, beta=beta,
                A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, key_heads=piece.heads,
                value_heads=piece.value_heads, key_size=piece.K, value_size=piece.V,
                quantity=QUANTITIES.index(quantity), chunks_per_row=chunks_per_row, logs=logs, added=added,

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import cupy
 
@@ -10,7 +9,7 @@ from ...affine import Affine
 from ...device.chain_plan import TILE_TOKENS, make_chain_plan
 from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
                                ChainVariant, certify_variant, fold_variant)
-from ...device.launch import Prepared, address, launch
+from ...device.launch import Prepared, launch
 from ...device.workspace import Workspace
 from .cuts import Cuts
 
@@ -70,15 +69,15 @@ def forward(problem, initial_state, save, out, final_state):
     if plan.before is not None:
         size = plan.slots * problem.state_floats
         scratch = Workspace(carried=size, transitions=size)
-        warmup = None
+        warmup = 0
         if certified:
             cuts = Cuts(problem, plan, initial_state, None, certify(problem, plan.cuts, reversed=False))
             warmup = cuts.warmup
         chain(problem, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
         fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
     records = make_records(problem, plan, FORWARD_UNITS) if save else None
-    chain(problem, plan.forward, plan.columns, initial_state, None if scratch is None else scratch.carried,
-          None, None, out, final_state, records)
+    chain(problem, plan.forward, plan.columns, initial_state, 0 if scratch is None else scratch.carried, 0, 0, out,
+          final_state, records)
     return Record(records, None if certified else scratch) if save else None, cuts
 
 
@@ -89,24 +88,24 @@ def summarise(problem, initial_state, transition):
     carried = cupy.empty(shape, "f4")
     folds = plan.summary_chains is not None
     transitions = cupy.empty(shape, "f4") if transition or folds else None
-    chain(problem, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried,
-          transitions, None)
+    chain(problem, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried.data.ptr,
+          0 if transitions is None else transitions.data.ptr)
     if not folds:
         return Affine(transitions, carried)
-    fold(problem, plan.summary_chains, transitions, carried, None, reversed=False)
+    fold(problem, plan.summary_chains, transitions.data.ptr, carried.data.ptr, 0, reversed=False)
     M = None
     if transition:
         # The same fold, from the first piece's transition and with nothing to add.
         products = cupy.zeros(shape, "f4")
         products[plan.first_slots] = transitions[plan.first_slots]
-        fold(problem, plan.summary_chains, transitions, products, None, reversed=False)
+        fold(problem, plan.summary_chains, transitions.data.ptr, products.data.ptr, 0, reversed=False)
         M = products[plan.last_slots]
     return Affine(M, carried[plan.last_slots])
 
 
 def plan_for(problem, certified):
     """The ChainPlan of a problem."""
-    return make_chain_plan(problem.cu_seqlens, problem.value_heads, problem.target.multiprocessors, certified)
+    return problem.device.ready(make_chain_plan, problem.cu_seqlens.tobytes(), problem.value_heads, certified)
 
 
 def make_records(problem, plan, units):
@@ -119,30 +118,32 @@ def certify(problem, cuts, reversed):
     """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
     decided = cuts.count * problem.value_heads
     scratch = Workspace(warmup=decided, bounds=decided)
-    launch("certify_cuts", certify_variant(problem.element, reversed), problem.target, count=cuts.count, g=problem.g,
+    launch("certify_cuts", certify_variant(problem.element, reversed), problem.device, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
            bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
            **problem.activation.arguments)
     return scratch
 
 
-def chain(problem, pieces, columns, initial_state, carried, transitions, warmup, out=None, final_state=None,
+def chain(problem, pieces, columns, initial_state, carried, transitions, warmup=0, out=None, final_state=None,
           records=None):
-    """One launch over a table of pieces; columns None: nothing but what the pieces carry."""
-    start = _prepare_chain(problem.element, problem.heads, problem.value_heads, problem.target,
-                           problem.activation, pieces, columns, records is not None)
+    """One launch over a table of pieces; columns None: nothing but what the pieces carry. carried, transitions, warmup:
+    addresses, 0 for none.
+    """
+    start = problem.device.ready(_prepare_chain, problem.element, problem.heads, problem.value_heads,
+                                 problem.activation, pieces, columns, records is not None)
     of_records = (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
-    start(*problem.addresses, address(initial_state), address(final_state), address(carried), address(transitions),
-          address(out), *of_records, address(warmup))
+    start(*problem.addresses, 0 if initial_state is None else initial_state.data.ptr,
+          0 if final_state is None else final_state.data.ptr, carried, transitions, 0 if out is None else out.data.ptr,
+          *of_records, warmup)
 
 
-@lru_cache(maxsize=64)
-def _prepare_chain(element, heads, value_heads, target, activation, pieces, columns, saves):
+def _prepare_chain(device, element, heads, value_heads, activation, pieces, columns, saves):
     """What does not change from launch to launch over a table."""
     variant = ChainVariant(element, activation.bounded, columns or CHAIN_SIZE, columns is not None, saves, False)
     order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
              "out", "states", "tokens", "units", "warmup_chunks")
-    return Prepared("sm90_chain", variant, target, order, count=target.multiprocessors, pieces=pieces.rows,
+    return Prepared("sm90_chain", variant, device, order, count=device.target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
                     value_heads=value_heads, **activation.arguments)
 
@@ -150,11 +151,9 @@ def _prepare_chain(element, heads, value_heads, target, activation, pieces, colu
 def fold(problem, chains, transitions, carried, warmup, reversed):
     """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
     if chains is not None:
-        _prepare_fold(problem.value_heads, problem.target, chains, reversed)(
-            address(transitions), address(carried), address(warmup))
+        problem.device.ready(_prepare_fold, problem.value_heads, chains, reversed)(transitions, carried, warmup)
 
 
-@lru_cache(maxsize=64)
-def _prepare_fold(value_heads, target, chains, reversed):
-    return Prepared("fold_states", fold_variant(reversed), target, ("transitions", "carried", "warmup_chunks"),
+def _prepare_fold(device, value_heads, chains, reversed):
+    return Prepared("fold_states", fold_variant(reversed), device, ("transitions", "carried", "warmup_chunks"),
                     count=chains.count, chains=chains.rows, value_heads=value_heads)

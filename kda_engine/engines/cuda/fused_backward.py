@@ -25,7 +25,7 @@ def backward(problem, record, d_out, d_final_state, gradients):
     shares = {name: gradients[name] if group == 1 else cupy.empty(problem.g.shape, "f4") for name in ("dq", "dk")}
     of_bias = cupy.empty((plan.tiles.count, problem.value_heads, problem.K), "f4")
     of_rate = cupy.empty((plan.tiles.count, problem.value_heads, 8), "f4")
-    launch("sm90_gradients", gradients_variant(problem.element, problem.activation.bounded, group > 1), problem.target,
+    launch("sm90_gradients", gradients_variant(problem.element, problem.activation.bounded, group > 1), problem.device,
            count=plan.tiles.count, q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_out=d_out, states=record.records.states, tokens=record.records.tokens,
            units=record.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units,
@@ -34,7 +34,7 @@ def backward(problem, record, d_out, d_final_state, gradients):
     if group > 1:
         rows = len(problem.q) * problem.heads
         for name, x in shares.items():
-            launch("sum_groups", element_variant(problem.element), problem.target, count=rows, shares=x, rows=rows,
+            launch("sum_groups", element_variant(problem.element), problem.device, count=rows, shares=x, rows=rows,
                    group=group, sums=gradients[name])
     return d_initial_state, of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8"), cuts
 
@@ -55,7 +55,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
     None for both where nothing is cut. forward_scratch: the forward's, with all transitions between cuts, or None to
     find them here.
     """
-    tables, cuts, warmup = plan.backward, None, None
+    tables, cuts, warmup = plan.backward, None, 0
     if tables.before is None:
         return None, None
     size = plan.slots * problem.state_floats
@@ -67,7 +67,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
     if tables.chains is not None:
         if forward_scratch is None:
             transitions = scratch.transitions
-            chain(problem, tables.transitions, None, None, None, transitions, warmup)
+            chain(problem, tables.transitions, None, None, 0, transitions, warmup)
         else:
             # There a transition lies in the slot behind its piece, here in the one before it.
             transitions = forward_scratch.transitions + 4 * problem.transition_floats
@@ -78,7 +78,7 @@ def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scrat
 def _sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
     """One launch over a table of pieces; records None: nothing but what the pieces carry."""
     variant = ChainVariant(problem.element, problem.activation.bounded, columns, True, records is not None, True)
-    launch("sm90_backward_chain", variant, problem.target, count=problem.target.multiprocessors,
+    launch("sm90_backward_chain", variant, problem.device, count=problem.target.multiprocessors,
            q=problem.q, k=problem.k, d_out=d_out, g=problem.g, beta=problem.beta, A_log=problem.A_log,
            dt_bias=problem.dt_bias, d_final_state=d_final_state, d_initial_state=d_initial_state, carried=carried,
            states=records and records.states, tokens=records and records.tokens, units=records and records.units,

@@ -66,7 +66,7 @@ def _record_floats(problem):
 def prepare(problem, with_query, records):
     """Every chunk's operands into records [chunks, HV, record]."""
     plan = problem.plan
-    launch("prepare", problem.variant, problem.target, count=plan.chunks,
+    launch("prepare", problem.variant, problem.device, count=plan.chunks,
            q=problem.q if with_query else None, k=problem.k, g=problem.g, beta=problem.beta,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,
            sequences=plan.sequences, key_heads=problem.heads, value_heads=problem.value_heads, key_size=problem.K,
@@ -76,13 +76,13 @@ def prepare(problem, with_query, records):
 def scan(problem, M, S, initial_state, sequence_spans, states):
     """The state that enters each span [spans,HV,K,columns of initial_state], from the maps between them."""
     sizes = problem.sizes | {"value_size": initial_state.shape[3]}
-    launch("scan", problem.variant, problem.target, count=len(initial_state), transition=M, reached=S,
+    launch("scan", problem.variant, problem.device, count=len(initial_state), transition=M, reached=S,
            initial=initial_state, sequence_spans=sequence_spans, states=states, **sizes)
 
 
 def chain(name, problem, records, spans, initial, **results):
     """Launch a kernel that works through spans of prepared chunks."""
     plan = problem.plan
-    launch(name, problem.variant, problem.target, count=spans.count, records=records, v=problem.v, initial=initial,
+    launch(name, problem.variant, problem.device, count=spans.count, records=records, v=problem.v, initial=initial,
            cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets, span_chunks=spans.chunks,
            span_sequences=spans.sequences, spans=spans.count, **problem.sizes, **results)

@@ -67,7 +67,7 @@ def backward(problem, entering, d_out, d_leaving, gradients):
         d_entering = d_entering[plan.sequence_parts[:-1]]
     of_bias = cupy.empty((plan.chunks, problem.value_heads, problem.K), "f4")
     of_rate = cupy.empty_like(of_bias)
-    launch("backward_tokens", variant, problem.target, count=plan.chunks,
+    launch("backward_tokens", variant, problem.device, count=plan.chunks,
            q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log, dt_bias=problem.dt_bias,
            d_out=d_out, states=scratch.states, writes=scratch.writes, d_states=scratch.d_states,
            d_values=scratch.d_values, cu_seqlens=plan.cu_seqlens, chunk_offsets=plan.chunk_offsets,

@@ -20,7 +20,10 @@ assert ALIGNMENT % _VECTOR == 0
 
 _FLOAT32 = np.dtype("f4")
 
-_variant = cache(variant)
+
+@cache
+def _variant(element, K, device):
+    return variant(element, K, device.target)
 
 
 class Problem(NamedTuple):
@@ -44,17 +47,21 @@ class Problem(NamedTuple):
     element: str
     options: Options
     activation: Activation
-    target: object
+    device: object
 
     @property
     def plan(self):
         """The Plan of the portable kernels; the last few are remembered."""
-        return make_plan(self.cu_seqlens, self.value_heads, self.K, self.V, self.target.multiprocessors)
+        return self.device.ready(make_plan, self.cu_seqlens.tobytes(), self.value_heads, self.K, self.V)
+
+    @property
+    def target(self):
+        return self.device.target
 
     @property
     def variant(self):
         """The Variant of the portable kernels."""
-        return _variant(self.element, self.K, self.target)
+        return _variant(self.element, self.K, self.device)
 
     @property
     def sequences(self):
@@ -92,19 +99,42 @@ class Problem(NamedTuple):
         return cupy.zeros((len(self.cu_seqlens) - 1, self.value_heads, self.K, self.V), _FLOAT32)
 
 
-def take_problem(operands, options, target):
-    """The Problem of packed operands under Options on the current device. Inputs of mixed types are computed in float32.
+def take_problem(operands, options, device):
+    """The Problem of packed operands under Options on a Device. Inputs of mixed types are computed in float32.
 
-    Raises InputError for what `check_taken` refuses.
+    Raises InputError for what `check_taken` refuses, and for arrays on another device.
     """
     check_taken(operands)
     _, heads, K = operands.k.shape
     _, value_heads, V = operands.v.shape
-    element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
-    arrays += parameter(operands.A_log), parameter(operands.dt_bias)
-    addresses = tuple([0 if x is None else x.data.ptr for x in arrays])
-    return Problem(*arrays, addresses, operands.cu_seqlens, heads, value_heads, K, V, element,
-                   options, activation(options, K), target)
+    try:
+        element, arrays = of_one_type(operands.q, operands.k, operands.v, operands.g, operands.beta)
+        arrays += parameter(operands.A_log), parameter(operands.dt_bias)
+    except ValueError:
+        # CuPy converts no array of another device than the current one.
+        _refuse_device(operands, device)
+        raise
+    addresses, number = [], device.number
+    for x in arrays:
+        data = None if x is None else x.data
+        if data is not None and data.device_id != number:
+            _refuse_device(operands, device)
+        addresses.append(0 if data is None else data.ptr)
+    return Problem(*arrays, tuple(addresses), operands.cu_seqlens, heads, value_heads, K, V, element,
+                   options, activation(options, K), device)
+
+
+def _refuse_device(operands, device):
+    for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"):
+        if getattr(operands, name) is not None:
+            check_device(name, getattr(operands, name), device)
+
+
+def check_device(name, x, device):
+    """Raises InputError for an array on another device than the one that computes."""
+    if x.data.device_id != device.number and x.size:
+        raise InputError(f"{name}: expected an array on the current device, {device.number}, got one on device "
+                         f"{x.data.device_id}")
 
 
 def check_taken(operands):

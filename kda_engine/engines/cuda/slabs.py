@@ -85,7 +85,7 @@ def forward(path, operands, problem, initial_state, save, poll):
     state, slabs, entering, drops = _states(initial_state, operands), cut_slabs(operands.cu_seqlens, chunks), [], []
     for slab in slabs:
         poll()
-        part = take_problem(slab.take(operands), problem.options, problem.target)
+        part = take_problem(slab.take(operands), problem.options, problem.device)
         entering.append(state[slab.sequences].copy())
         written, reached = part.empty_like_values(), part.empty_states()
         _, cuts = path.forward(part, entering[-1], False, written, reached)
@@ -104,7 +104,7 @@ def summarise(path, operands, problem, initial_state, transition, poll):
     M = Affine.identity((N, HV), K, V, S.dtype, cupy).M if transition else None
     for slab in cut_slabs(operands.cu_seqlens, chunks):
         poll()
-        part = take_problem(slab.take(operands), problem.options, problem.target)
+        part = take_problem(slab.take(operands), problem.options, problem.device)
         pair = path.summarise(part, S[slab.sequences].copy(), transition)
         S[slab.sequences] = pair.S
         if transition:
@@ -112,29 +112,29 @@ def summarise(path, operands, problem, initial_state, transition, poll):
     return Affine(M, S)
 
 
-def summarise_backward(path, operands, options, d_out, d_final_state, target, poll):
+def summarise_backward(path, operands, options, d_out, d_final_state, device, poll):
     """The gradient of the initial states [N,HV,K,V] reached from d_final_state."""
     operands, d_out = path.gradient_operands(operands, options, d_out)
     chunks = path.backward_chunks(operands)
     if chunks is None:
-        problem = take_problem(operands, options, target)
+        problem = take_problem(operands, options, device)
         return path.summarise_backward(problem, contiguous(d_out, problem.v.dtype),
                                        contiguous(d_final_state, d_final_state.dtype))
     d_state = d_final_state.copy()
     for slab in reversed(cut_slabs(operands.cu_seqlens, chunks)):
         poll()
-        part, d_slab = _take(operands, options, d_out, slab, target)
+        part, d_slab = _take(operands, options, d_out, slab, device)
         d_state[slab.sequences] = path.summarise_backward(part, d_slab, d_state[slab.sequences])
     return d_state
 
 
-def backward(saved, d_out, d_final_state, target, poll):
+def backward(saved, d_out, d_final_state, device, poll):
     """(`Gradients` of a forward that left a Kept as `saved.states`, drops as `forward` tells them)."""
     given, options, kept = saved.operands, saved.options, saved.states
     operands, d_out = kept.path.gradient_operands(given, options, d_out)
     poll()
     if kept.record is not None:
-        part, d_whole = _take(operands, options, d_out, whole(operands), target)
+        part, d_whole = _take(operands, options, d_out, whole(operands), device)
         gradients = _empty_gradients(operands, part.v.dtype)
         d_state, *sums, cuts = kept.path.backward(part, kept.record, None, d_whole,
                                                   contiguous(d_final_state, d_final_state.dtype), gradients)
@@ -142,12 +142,12 @@ def backward(saved, d_out, d_final_state, target, poll):
     slabs, entering = kept.slabs, kept.entering
     if slabs is None:
         slabs = cut_slabs(operands.cu_seqlens, kept.path.backward_chunks(operands))
-        entering = _enter(kept.path, operands, options, saved.initial_state, slabs, target, poll)
+        entering = _enter(kept.path, operands, options, saved.initial_state, slabs, device, poll)
     gradients, d_state, drops = None, d_final_state.copy(), []
     sums = cupy.zeros(given.value_heads, "f8"), cupy.zeros((given.value_heads, given.K), "f8")
     for slab, state in zip(reversed(slabs), reversed(entering)):
         poll()
-        part, d_slab = _take(operands, options, d_out, slab, target)
+        part, d_slab = _take(operands, options, d_out, slab, device)
         gradients = gradients or _empty_gradients(operands, part.v.dtype)
         views = {name: x[slab.tokens] for name, x in gradients.items()}
         leaving = d_state[slab.sequences].copy()
@@ -177,19 +177,19 @@ def _states(initial_state, operands):
     return zero_states(operands) if initial_state is None else initial_state.copy()
 
 
-def _enter(path, operands, options, initial_state, slabs, target, poll):
+def _enter(path, operands, options, initial_state, slabs, device, poll):
     """The states [sequences of the slab,HV,K,V] that enter each slab: by a pass over all of them but the last."""
     state, entering = _states(initial_state, operands), []
     for slab in slabs:
         entering.append(state[slab.sequences].copy())
         if slab is not slabs[-1]:
             poll()
-            part = take_problem(slab.take(operands), options, target)
+            part = take_problem(slab.take(operands), options, device)
             state[slab.sequences] = path.summarise(part, entering[-1], False).S
     return entering
 
 
-def _take(operands, options, d_out, slab, target):
+def _take(operands, options, d_out, slab, device):
     """The slab's Problem, and its d_out as the problem has v."""
-    part = take_problem(slab.take(operands), options, target)
+    part = take_problem(slab.take(operands), options, device)
     return part, contiguous(d_out[slab.tokens], part.v.dtype)

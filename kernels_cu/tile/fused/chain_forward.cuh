@@ -25,7 +25,7 @@ __device__ void start_products(State& state, float (&products)[kProducts], u32 (
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         const int keys = Slot::kKey + (step >> 2) * Slot::kKeyDistance + (step & 3) * 32;
-        wgmma(products, rounded[step], rows_descriptor(slot + keys), step > 0);
+        wgmma(products, rounded[step], rows_descriptor(slot, keys), step > 0);
     }
     wgmma_commit();
 }
@@ -80,7 +80,7 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
     }
     float update[8];
     wgmma_fence();
-    wgmma(update, residual, square_descriptor(slot + Slot::kSolve), false);
+    wgmma(update, residual, square_descriptor(slot, Slot::kSolve), false);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -99,10 +99,10 @@ __device__ void update_state(State& state, float (&products)[kProducts], const u
     float attended[8];
     wgmma_fence();
     if constexpr (kOutputs) {
-        wgmma(attended, updates, square_descriptor(slot + Slot::kAttend), false);
+        wgmma(attended, updates, square_descriptor(slot, Slot::kAttend), false);
         wgmma_commit();
     }
-    wgmma_rows(state.value, updates, columns_descriptor<Slot::kGateDistance>(slot + Slot::kGate));
+    wgmma_rows(state.value, updates, columns_descriptor<Slot::kGateDistance>(slot, Slot::kGate));
     wgmma_commit();
 
     if constexpr (kOutputs) {

@@ -98,20 +98,21 @@ __device__ void init_barriers(u32 shared) {
     __syncthreads();
 }
 
-// The operands of a slot as the B of a product. Rows of a swizzled tile with its channels along k; a square with its
-// columns along k; 16 rows along k, with the channels of two tiles kDistance bytes apart as columns.
-__device__ u64 rows_descriptor(u32 tile) {
+// The operands of a slot as the B of a product, `offset` bytes behind its start, a multiple of 16: a slot's descriptors
+// differ by a constant in their lower halves. Rows of a swizzled tile with its channels along k; a square with its columns
+// along k; 16 rows along k, with the channels of two tiles kDistance bytes apart as columns.
+__device__ u64 rows_descriptor(u32 slot, int offset) {
     constexpr u64 kLayout = wgmma_layout(16, 8 * SwizzledTile::kRowBytes, true);
-    return wgmma_descriptor(kLayout, tile / 16);
+    return wgmma_descriptor(kLayout, slot / 16 + offset / 16);
 }
 
-__device__ u64 square_descriptor(u32 square) {
+__device__ u64 square_descriptor(u32 slot, int offset) {
     constexpr u64 kLayout = wgmma_layout(BlockedSquare::kAlongRow, BlockedSquare::kAlongColumn, false);
-    return wgmma_descriptor(kLayout, square / 16);
+    return wgmma_descriptor(kLayout, slot / 16 + offset / 16);
 }
 
 template <int kDistance>
-__device__ u64 columns_descriptor(u32 tile) {
+__device__ u64 columns_descriptor(u32 slot, int offset) {
     constexpr u64 kLayout = wgmma_layout(kDistance, 8 * SwizzledTile::kRowBytes, true);
-    return wgmma_descriptor(kLayout, tile / 16);
+    return wgmma_descriptor(kLayout, slot / 16 + offset / 16);
 }
