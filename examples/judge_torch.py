@@ -42,7 +42,7 @@ def results_of(golden, operator, device):
         use_beta_sigmoid_in_kernel=options.beta != "value", allow_neg_eigval=options.beta == "logit2",
         safe_gate=options.gate == "lower_bound",
         lower_bound=options.lower_bound if options.gate == "lower_bound" else None,
-        state_v_first=options.state_layout == "VK", cu_seqlens=torch.from_numpy(case.cu_seqlens).to(device),
+        state_v_first=options.state_layout == "VK", cu_seqlens=torch.tensor(case.cu_seqlens, device=device),
         A_log=tensors.get("A_log"), dt_bias=flat_bias)
     results = {"outputs/out": out[0], "outputs/final_state": final_state}
     if case.d_out is not None:

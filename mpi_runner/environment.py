@@ -10,8 +10,8 @@ import sys
 from threadpoolctl import ThreadpoolController
 
 from kda_engine.engines import cuda_usable
-from kda_engine.engines.host import thread_count
 from kda_engine.hdf5.version import hdf5_version
+from kda_engine.threads import thread_count
 from kda_engine.version import VERSION
 
 from .cuda_awareness import cuda_awareness

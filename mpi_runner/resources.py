@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 
-from kda_engine.engines.host import CHUNK_LENGTH
+from kda_engine.engines.host import HostEngine
 from kda_engine.errors import InputError
 
 # What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
@@ -43,7 +43,7 @@ def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
     boundary = ranks * HV * K * (K + V) * state_bytes(dtypes)
     total = inputs + out + 2 * pieces * state + boundary
     if backward:
-        total += inputs + out + 2 * pieces * state + (-(-tokens // CHUNK_LENGTH) + pieces) * state
+        total += inputs + out + 2 * pieces * state + HostEngine.memory(tokens, pieces, state)
     if "conv/q_weight" in dtypes:
         # q, k and v before the convolution (and their gradients) stay beside those behind it; its own arrays come in
         # the working type, one of the three tensors at a time.

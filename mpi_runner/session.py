@@ -10,8 +10,8 @@ import traceback
 
 from mpi4py import MPI
 
-from kda_engine.engines.host import threads_asked_for
 from kda_engine.errors import InputError
+from kda_engine.threads import threads_asked_for
 
 from .exit_codes import INTERNAL, STOPPED, USAGE
 from .heartbeat import Heartbeat

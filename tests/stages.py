@@ -1,4 +1,4 @@
-"""A case through an engine's stages, and how its results are held against the oracle: for the device and its emulation."""
+"""A case through an engine's stages, and its results held against the oracle: for the device and its emulation."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def _terms(case, dg):
     gate = Gate.of(packed(replace(case, initial_state=None)), case.options, np.dtype("f8"))
     # Each a head of its own, over which nothing is summed.
     alone = lambda x: np.broadcast_to(x, dg.shape).reshape(-1, 1)
-    each = replace(gate, rate=alone(gate.rate), bias=alone(gate.bias))
+    each = replace(gate, log_rate=alone(gate.log_rate), bias=alone(gate.bias))
     g = alone(case.g.reshape(dg.shape))[None]
     slope = each.adjoint(np.ones_like(g), g)[0]
     d_log_decay = np.divide(alone(dg)[None], slope, out=np.zeros_like(g), where=slope != 0)

@@ -1,6 +1,7 @@
 """The examples, with PyTorch on the CPU."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def test_another_implementation_is_judged(example, golden, tmp_path, capsys):
     assert main(["golden", "check", "--json", "--output", str(output), str(path)]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert {tensor["tensor"] for tensor in told["tensors"]} == set(read_golden(path).results)
+
+
+def test_a_folder_of_goldens_becomes_a_folder_of_outputs(example, tmp_path, capsys):
+    goldens = tmp_path / "goldens"
+    goldens.mkdir()
+    for name in ("ordinary.h5", "one-token.h5", "conv-biased.h5"):
+        shutil.copy(ROOT / "data" / name, goldens)
+    example("judge_torch", goldens, tmp_path / "outputs", "--operator", "torch_kda:recurrent_kda")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["one-token.h5", "ordinary.h5"]
+    capsys.readouterr()
+    assert main(["golden", "check", "--outputs", str(tmp_path / "outputs"), str(goldens)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 goldens pass, 1 were not compared"
 
 
 def test_a_wrong_implementation_is_found(example, tmp_path, capsys, monkeypatch):

@@ -27,8 +27,7 @@ MUTATIONS = {
         "log_decay=module.repeat(gate.log_decay(operands.g.astype(dtype, copy=False))[:, :1], "
         "operands.value_heads, 1)"),
     "the sign of L": (
-        "kda_engine/chunked.py", "N = _join(N, -(second @ (lower_L @ first)))",
-        "N = _join(N, second @ (lower_L @ first))"),
+        "kda_engine/chunked.py", "N = _join(N, -_product(second,", "N = _join(N, _product(second,"),
     "the halo gradient is dropped": ("mpi_runner/parallel/convolution.py", "if here < there:", "if False:"),
     "one rank's sequence offsets are wrong": (
         "mpi_runner/parallel/share.py", "- bounds[a]\n",

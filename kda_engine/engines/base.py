@@ -57,6 +57,11 @@ class Engine:
     def __init__(self, poll=lambda: None):
         self.poll = poll
 
+    @classmethod
+    def memory(cls, tokens, sequences, state_bytes):
+        """Bytes that a forward keeps for its backward at most, inputs apart; state_bytes: of a sequence's [HV,K,V]."""
+        return 0
+
     def check(self, operands, options):
         """Raises InputError for types and head sizes that this engine does not compute; looks at no value."""
 

@@ -27,9 +27,9 @@ def refusal_of(engine, golden):
     case = golden.case
     operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
                               case.options.gate, case.initial_state)
-    made = make_engine(engine)
+    computer = make_engine(engine)
     try:
-        made.check(operands, case.options)
+        computer.check(operands, case.options)
     except InputError as error:
         return str(error)
     return None

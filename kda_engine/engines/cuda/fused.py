@@ -12,6 +12,7 @@ from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWA
 from ...device.launch import Prepared, launch
 from ...device.workspace import Workspace
 from .cuts import Cuts
+from .decay import float32_above
 
 @dataclass(frozen=True)
 class Record:
@@ -118,10 +119,13 @@ def certify(problem, cuts, reversed):
     """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
     decided = cuts.count * problem.value_heads
     scratch = Workspace(warmup=decided, bounds=decided)
+    # Rounded so that no bound comes out smaller, and none passes that is above the tolerance.
+    lower_bound = float32_above(problem.options.lower_bound)
+    log_tolerance = -float32_above(-math.log(problem.options.tolerance))
     launch("certify_cuts", certify_variant(problem.element, reversed), problem.device, count=cuts.count, g=problem.g,
            A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
-           **problem.activation.arguments)
+           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=log_tolerance,
+           **problem.activation.arguments | {"lower_bound": lower_bound})
     return scratch
 
 
