@@ -1,4 +1,4 @@
-"""A case through an engine's stages, and how its results are held against the oracle: for the device and its emulation."""
+"""A case through an engine's stages, and its results held against the oracle: for the device and its emulation."""
 
 from dataclasses import replace
 

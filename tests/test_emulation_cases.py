@@ -1,4 +1,4 @@
-"""The emulation of the fused kernels on every case that they take, held to the tolerances that the device is held to."""
+"""The emulation of the fused kernels on every case that they take, held to the tolerances of the device."""
 
 from dataclasses import replace
 

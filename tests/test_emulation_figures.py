@@ -8,9 +8,9 @@ from emulation import chunks, engine, gradients, triangles
 from emulation.constants import constant
 from emulation.engine import EmulatedEngine
 from emulation.formats import to_float16, truncated_tf32
-from gates import decaying
+from gates import lone
 from stages import gradients as all_gradients
-from stages import packed, stages
+from stages import stages
 
 import kda_engine as kda
 from kda_engine import cases
@@ -76,7 +76,7 @@ FORWARD = {"strong": (1.72e-3, 3.5e-4), "weak": (1.76e-3, 5.0e-4)}
 
 @pytest.mark.parametrize("regime", FORWARD)
 def test_outputs_of_the_report(regime, monkeypatch):
-    """The report's figures are those of kernels that had beta in N; without it `weak` gains, and the emulation tells."""
+    """The report's figures are those of kernels that had beta in N; without it `weak` gains, as the emulation tells."""
     case = of_regime(regime, tokens=2048, heads=4)
     now = errors(case, outputs)
     strengths_in_the_solve(monkeypatch)
@@ -95,16 +95,12 @@ THRESHOLDS = (4, 8, 10, np.inf)
 
 def lone_tokens(nats):
     """(the case, its lone tokens, their dg in float64)."""
-    case = of_regime("strong", tokens=128, heads=2)
-    decay = 1e-3 * np.random.default_rng(0).uniform(0.1, 2, case.g.shape)
-    lone = np.arange(13, 128, 32)
-    decay[lone] = nats
-    case = decaying(case, "log", decay)
-    return case, lone, all_gradients(ReferenceEngine(), widened(case))["dg"][lone]
+    case, tokens = lone("log", nats)
+    return case, tokens, all_gradients(ReferenceEngine(), widened(case))["dg"][tokens]
 
 
-def lone_error(case, lone, expected):
-    return kda.compare(all_gradients(EmulatedEngine(), case)["dg"][lone], expected)
+def lone_error(case, tokens, expected):
+    return kda.compare(all_gradients(EmulatedEngine(), case)["dg"][tokens], expected)
 
 
 @pytest.fixture

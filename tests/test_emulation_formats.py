@@ -5,7 +5,7 @@ import pytest
 from emulation import constants, levels
 from emulation.constants import constant
 from emulation.formats import (ex2, exponent_of, fma, power_of_two, rcp, reciprocal_of_power, rounded_tf32, to_element,
-                               to_float16, truncated_tf32)
+                               to_float16, to_float16_saturated, truncated_tf32)
 from emulation.state import by_warp, glanced_at, largest_given
 from emulation.sums import sum_before_token, sum_from_token
 from emulation.triangles import unit_lower_inverse
@@ -26,7 +26,9 @@ def test_float16_rounds_to_even_keeps_subnormals_and_overflows():
     last = 2.0**-10
     assert same(to_float16(f4(1 + last / 2, 1 + 3 * last / 2, 1 + last / 2 + 2.0**-20)), f4(1, 1 + 2 * last, 1 + last))
     assert same(to_float16(f4(65504, 65519, 65520, -1e6)), f4(65504, 65504, np.inf, -np.inf))
-    assert same(to_float16(f4(2.0**-24, 1.5 * 2.0**-24, 2.0**-25, 1.01 * 2.0**-25)), f4(2.0**-24, 2.0**-23, 0, 2.0**-24))
+    least = 2.0**-24
+    assert same(to_float16(f4(least, 1.5 * least, least / 2, 0.505 * least)), f4(least, 2 * least, 0, least))
+    assert same(to_float16_saturated(f4(-1e6, np.inf, least)), f4(-65504, 65504, least))
     assert np.isnan(to_float16(f4(np.nan)))
 
 
@@ -69,8 +71,12 @@ def test_constants_are_those_of_the_sources():
     """Written out once more, so that a change of the kernels that changes the emulation is seen."""
     assert constant("kChunk") == CHUNK and constant("kSize") == 128
     assert constant("kGateScale", True) == 1024 and constant("kGateScale", False) == 512
-    assert constant("kMostOfSharedFactor", False) == pytest.approx(160 * np.log2(np.e) * 512)
+    assert constant("kMostFromMiddle", False) == 2 * constant("kMostFromStart", False)
+    assert constant("kMostFromMiddle", False) == pytest.approx(160 * np.log2(np.e) * 512)
     assert constant("kSmallestBound") == 2.0**-6 and constant("kLargestBound") == 2.0**14
+    # log2(1 + s) at s = 1, and the slope at 0.
+    powers = constants.constants("kSoftplus")
+    assert sum(powers) == pytest.approx(1, rel=1e-4) and powers[0] == pytest.approx(np.log2(np.e), rel=1e-4)
     assert constant("kGrowth") == CHUNK and constants.sampled_state_step() == 9
 
 

@@ -10,7 +10,7 @@ import pytest
 from emulation import chunks
 from emulation.constants import constant
 from emulation.engine import EmulatedEngine
-from gates import decaying, gated, spanning
+from gates import decaying, spanning
 from stages import gradients, hold_gradients, hold_stages, stages
 
 from kda_engine import cases
@@ -153,7 +153,9 @@ def test_an_infinity_hides_its_neighbours(name, results_of, columns, rows):
     spoilt[20, 0, 3] = np.inf
     found, expected = results(replace(case, **{name: spoilt}))
     a, b = (x[results_of].astype("f8")[rows:32, 0] for x in (found, expected))
-    wrong = np.isfinite(a) & np.isfinite(b) & (np.abs(a - np.where(np.isfinite(b), b, 0)) > 0.1 * np.std(b[np.isfinite(b)]))
+    both = np.isfinite(a) & np.isfinite(b)
+    wrong = np.zeros(a.shape, bool)
+    wrong[both] = np.abs(a[both] - b[both]) > 0.1 * np.std(b[both])
     seen = np.flatnonzero(wrong.any(axis=0))
     assert wrong.sum() > 100 and columns[0] <= seen[0] and seen[-1] < columns[1]
 
@@ -181,7 +183,7 @@ def test_where_factors_end_and_levels_begin(nats, tokens):
 
 def test_factors_do_not_reach_much_further(monkeypatch):
     """Without the levels 162 nats still pass, and 190 do not: the limit of 160 is one."""
-    endless = lambda name, bounded=True: np.inf if name == "kMostOfSharedFactor" else constant(name, bounded)
+    endless = lambda name, bounded=True: np.inf if name == "kMostFromMiddle" else constant(name, bounded)
     monkeypatch.setattr(chunks, "constant", endless)
     for nats, good in ((162.0, True), (190.0, False)):
         case = spanning("log", nats, "bfloat16", (), slice(1, None), heads=1)
@@ -216,11 +218,10 @@ def test_a_rate_that_overflows(A_log, right):
 
 
 @pytest.mark.parametrize("name", ("q", "k"))
-@pytest.mark.parametrize("exponent, right", ((60, True), (64, False)))
-def test_keys_and_queries_whose_squares_overflow(name, exponent, right):
+@pytest.mark.parametrize("exponent", (60, 64, 120))
+def test_keys_and_queries_whose_squares_overflow(name, exponent):
     case = make("weak", tokens=40)
     large = getattr(case, name) * case.k.dtype.type(2.0**exponent)
     pair = results(replace(case, **{name: large}))
-    assert finite(pair[0]["out"]).all() == right
-    if right:
-        assert error(pair, "out") <= RIGHT
+    for name in ("out", "dq", "dk", "dg", "dbeta"):
+        assert error(pair, name) <= RIGHT, name

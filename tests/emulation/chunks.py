@@ -81,27 +81,35 @@ def _decayed(gates, units, keys, queries, key_norm, ratio):
     running = np.cumsum(units, axis=-2, dtype="f4")
     total = running[..., -1:, :]
     decay = ex2(unit * total)
+    fall, grow = ex2(fma(unit, running, key_norm)), ex2(fma(-unit, running, key_norm))
+    key, back, query = keys * fall, keys * grow, queries * (fall * ratio)
+    made = [key, query, decay * back, decay[..., 0, :], *by_shared_factor(key, back, query)]
     if gates.bounded:
-        fall, grow = ex2(fma(unit, running, key_norm)), ex2(fma(-unit, running, key_norm))
-        key, back, query = keys * fall, keys * grow, queries * (fall * ratio)
-        return (key, query, decay * back, decay[..., 0, :], *by_shared_factor(key, back, query))
-    middle = np.float32(0.5) * unit * total
+        return made
+    # One channel decides for all of the chunk.
+    most = np.fmax.reduce(total, axis=(-1, -2))
+    far, levels = (most > np.float32(constant(name, False)) for name in ("kMostFromStart", "kMostFromMiddle"))
+    for which, way in ((far & ~levels, _from_middle), (levels, _level_by_level)):
+        if which.any():
+            found = way(unit, *(x[which] for x in (units, running, decay, keys, queries, key_norm, ratio)))
+            for x, part in zip(made, found):
+                x[which] = part
+    return made
+
+
+def _from_middle(unit, units, running, decay, keys, queries, key_norm, ratio):
+    """By factors around half of the chunk's decay."""
+    middle = np.float32(0.5) * unit * running[..., -1:, :]
     rest = ex2(middle)
     fall, grow = ex2(fma(unit, running, key_norm - middle)), ex2(fma(-unit, running, key_norm + middle))
     key, back, query = keys * fall, keys * grow, queries * (fall * ratio)
-    G, P = by_shared_factor(key, back, query)
-    made = [rest * key, rest * query, rest * back, decay[..., 0, :], G, P]
-    # A chunk with one channel that no shared factor spans goes by levels as a whole.
-    deep = (total > np.float32(constant("kMostOfSharedFactor", False))).any(axis=(-1, -2))
-    if deep.any():
-        units, running, keys, queries = units[deep], running[deep], keys[deep], queries[deep]
-        key_norm, ratio = key_norm[deep], ratio[deep]
-        # Summed from behind, so that nothing has to cancel.
-        later = np.zeros_like(units)
-        later[..., :-1, :] = np.cumsum(units[..., :0:-1, :], axis=-2, dtype="f4")[..., ::-1, :]
-        fall = ex2(fma(unit, running, key_norm))
-        of_levels = (keys * fall, queries * (fall * ratio), keys * ex2(fma(unit, later, key_norm)), decay[deep][..., 0, :],
-                     *by_levels(keys, queries, units, unit, key_norm, ratio))
-        for x, part in zip(made, of_levels):
-            x[deep] = part
-    return made
+    return rest * key, rest * query, rest * back, decay[..., 0, :], *by_shared_factor(key, back, query)
+
+
+def _level_by_level(unit, units, running, decay, keys, queries, key_norm, ratio):
+    """By decays, and what is behind a token summed from behind, so that nothing has to cancel."""
+    later = np.zeros_like(units)
+    later[..., :-1, :] = np.cumsum(units[..., :0:-1, :], axis=-2, dtype="f4")[..., ::-1, :]
+    fall = ex2(fma(unit, running, key_norm))
+    return (keys * fall, queries * (fall * ratio), keys * ex2(fma(unit, later, key_norm)), decay[..., 0, :],
+            *by_levels(keys, queries, units, unit, key_norm, ratio))

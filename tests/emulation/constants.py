@@ -33,6 +33,16 @@ def find(root, name, bounded):
 
 
 @cache
+def constants(name):
+    """The float32 values of a constexpr array of the kernels. Raises ValueError unless it is defined once."""
+    found = {match[1] for path in ROOT.rglob("*.cu*")
+             for match in re.finditer(rf"\bconstexpr float {name}\[\d+\] = {{([^}}]+)}};", path.read_text())}
+    if len(found) != 1:
+        raise ValueError(f"{name}: expected one array in {ROOT}, got {len(found)}")
+    return tuple(np.float32(number) for number in re.findall(r"[-+.\de]+(?=f)", found.pop()))
+
+
+@cache
 def sampled_state_step():
     """Every which of a lane's values of the state a glance looks at (`seems_small`)."""
     steps = {int(step) for path in ROOT.rglob("*.cuh")

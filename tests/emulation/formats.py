@@ -1,6 +1,6 @@
 """Number formats of the kernels' operands, and the instructions that round. Values stay float32 throughout.
 
-    to_float16   cvt.rn.f16.f32: to nearest even, subnormal numbers kept, from 65520 on infinite
+    to_float16   cvt.rn.f16.f32: to nearest even, subnormal numbers kept, from 65520 on infinite (saturated: 65504)
     rounded_tf32 half a unit of the tenth mantissa bit added to the bits, the rest dropped (ties away from zero)
     truncated_tf32   what the tensor cores see of a float32 that was not rounded before
     ex2, rcp, lg2    the approximate instructions with subnormal numbers flushed; accurate here to float32's rounding,
@@ -16,6 +16,11 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 def to_float16(x):
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype("f2").astype("f4")
+
+
+def to_float16_saturated(x):
+    """The same with the largest finite value in place of infinity."""
+    return np.clip(to_float16(x), np.float32(-65504), np.float32(65504))
 
 
 def to_element(x, dtype):

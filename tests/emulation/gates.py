@@ -1,14 +1,14 @@
 """The gates of all heads as the chains and the gradients sum them: float16 units of a decay.
 
-Kernels: `Gates` of tile/…/chain_gate.cuh, common/gate_adjoint.cuh.
+Kernels: `Gates` of the fused kernels, and common/gate_adjoint.cuh.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .constants import constant
-from .formats import ex2, fma, lg2, rcp, to_float16
+from .constants import constant, constants
+from .formats import ex2, fma, rcp, to_float16, to_float16_saturated
 
 LOG2_E = np.float32(constant("kLog2E"))
 
@@ -52,23 +52,22 @@ class Gates:
 
     def units(self, g):
         """float16 units of raw g [...,HV,tokens,K] (float32)."""
-        rate = -LOG2_E * np.maximum(self.A, np.float32(1e-30)) if self.bounded else np.float32(1) if (
-            self.form == "log") else LOG2_E
         with np.errstate(invalid="ignore", over="ignore"):
+            if self.form == "log":
+                return to_float16_saturated(g * (-LOG2_E * self.scale))
+            rate = -LOG2_E * np.maximum(self.A, np.float32(1e-30)) if self.bounded else LOG2_E
             x = fma(g, np.asarray(rate)[..., None], (rate * self.dt_bias)[:, None])
             if self.bounded:
                 one = 1 / self.scale
                 return to_float16(rcp(fma(ex2(x), one, one)))
-            if self.form == "log":
-                gain, decay = -LOG2_E * self.scale, x
-            else:
-                gain = np.minimum(self.A * self.scale, np.float32(1e30))[..., None]
-                small = ex2(-np.abs(x))
-                series = small * fma(small, np.float32(-0.5) * LOG2_E, LOG2_E)
-                decay = np.where(small < np.float32(1 / 1024), series, lg2(1 + small)) + np.fmax(x, 0)
-            most = np.float32(constant("kMostOfToken"))
-            total = gain * decay
-            return to_float16(np.where(total > most, most, total))
+            # log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|), the second by a polynomial.
+            small = ex2(-np.abs(x))
+            first, *powers = reversed(constants("kSoftplus"))
+            series = np.broadcast_to(first, x.shape)
+            for power in powers:
+                series = fma(series, small, power)
+            gain = np.minimum(self.A * self.scale, np.float32(1e30))[..., None]
+            return to_float16_saturated(gain * fma(small, series, np.fmax(x, 0)))
 
     def adjoint(self, d, g):
         """(gradient of raw g, of A_log by token and channel) from that of the log decay; all [...,HV,tokens,K]."""

@@ -1,4 +1,4 @@
-"""What the chains leave for the gradients (kernel: tile/…/chain_record.cuh): float16 values, and their units."""
+"""What the chains leave for the gradients (kernel: `Record`): float16 values, and their units."""
 
 from dataclasses import dataclass
 

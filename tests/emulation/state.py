@@ -1,4 +1,4 @@
-"""The state that the carrying warps hold, or its gradient: float32 times a unit by 16 value columns (kernel: `State`)."""
+"""The state of the carrying warps, or its gradient (kernel: `State`): float32 times a unit by 16 value columns."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Sums over the tokens of a tile within blocks of a size (kernel: tile/…/token_sums.cuh), [...,tokens,channels]."""
+"""Sums over the tokens of a tile within blocks of a size (kernel: token_sums.cuh), [...,tokens,channels]."""
 
 import numpy as np
 

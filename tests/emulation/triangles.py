@@ -9,12 +9,14 @@ from .constants import constant
 from .formats import ex2, fma, rounded_tf32, truncated_tf32
 from .levels import meets, ranges
 
-# What stands on the diagonal and above in the products is not masked here either.
 CHUNK = constant("kChunk")
 
 
 def by_shared_factor(key_in, key_back, query_in):
-    """(G, P) of chunks, from k e^(gamma - m), k e^(m - gamma) and q e^(gamma - m), all [...,16,K]."""
+    """(G, P) of chunks, from k e^(gamma - m), k e^(m - gamma) and q e^(gamma - m), all [...,16,K].
+
+    Nothing is masked.
+    """
     columns = np.swapaxes(rounded_tf32(key_back), -1, -2)
     with np.errstate(invalid="ignore", over="ignore"):
         return rounded_tf32(key_in) @ columns, truncated_tf32(query_in) @ columns
@@ -37,10 +39,8 @@ def by_levels(keys, queries, units, unit, key_norm, query_ratio):
 
 def unit_lower_inverse(lower):
     """(I + lower)^-1 of [...,16,16] by forward substitution in float32; nothing on or above the diagonal counts."""
-    inverse = np.zeros(lower.shape, "f4")
+    inverse = np.broadcast_to(np.eye(CHUNK, dtype="f4"), lower.shape).copy()
     with np.errstate(invalid="ignore", over="ignore"):
-        for row in range(CHUNK):
-            inverse[..., row, row] = 1
-            for j in range(row):
-                inverse[..., row, :] -= lower[..., row, j, None] * inverse[..., j, :]
+        for row in range(CHUNK - 1):
+            inverse[..., row + 1 :, :] -= lower[..., row + 1 :, row, None] * inverse[..., row, None, :]
     return inverse

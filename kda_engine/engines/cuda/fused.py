@@ -12,6 +12,7 @@ from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWA
 from ...device.launch import Prepared
 from ...device.workspace import Workspace
 from .cuts import Cuts
+from .decay import float32_above
 
 # Made in every saving call and therefore not frozen, as `slabs.Kept`.
 @dataclass
@@ -127,9 +128,12 @@ def certify(problem, cuts, reversed):
 
 
 def _prepare_certify(device, element, value_heads, activation, tolerance, cuts, reversed):
+    # Rounded so that no bound comes out smaller, and none passes that is above the tolerance.
+    rounded = {"lower_bound": float32_above(activation.lower_bound),
+               "log_tolerance": -float32_above(-math.log(tolerance))}
     return Prepared("certify_cuts", certify_variant(element, reversed), device,
                     ("g", "A_log", "dt_bias", "warmup_chunks", "bounds"), count=cuts.count, cuts=cuts.rows,
-                    value_heads=value_heads, log_tolerance=math.log(tolerance), **activation.arguments)
+                    value_heads=value_heads, **activation.arguments | rounded)
 
 
 def chain(problem, pieces, columns, initial_state, carried, transitions, warmup=0, out=None, final_state=None,
