@@ -5,7 +5,7 @@ from functools import partial, wraps
 
 import cupy
 
-from ...device.device import capturing, current, owned
+from ...device.device import current, owned
 from ...errors import InputError
 from ..base import Engine, Forward, Saved
 from . import slabs
@@ -24,7 +24,7 @@ def _stage(compute):
             raise InputError(f"device: expected the current device to be {self.device.number}, where this engine "
                              f"computes, got {number}")
         self.poll()
-        if not capturing():
+        if not cupy.cuda.get_current_stream().is_capturing():
             return compute(self, *given, **named)
         with self.device.holding() as held:
             held.append((given, named))
