@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "version", "threads", "subnormals"},
     {"misnamed", "options"},
-    {"arrays", "chunk_table"},
+    {"arrays", "chunk_table", "regular_file"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
-    {"layer", "captured"},
+    {"layer", "capture_files", "captured"},
     {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
     {"device", "hdf5"},
     {"engines"},
