@@ -1,10 +1,10 @@
 """What one `run` is asked to do: command line over TOML file over defaults, checked."""
 
 import math
+import os
 import re
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
@@ -72,7 +72,7 @@ class Job:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
             _check_reproducible(job)
-        if Path(job.input).resolve() == Path(job.output).resolve():
+        if _is_one_file(job.input, job.output):
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
 
@@ -109,6 +109,14 @@ def _check_reproducible(job):
                              f"reproducible: expected {name} {allowed[0]} beside it, got {getattr(job, name)}")
     if job.tolerance > 0 or job.decay_skip not in (None, "exact"):
         raise InputError("reproducible: expected decay skip exact beside it; certified and sampled are not built yet")
+
+
+def _is_one_file(one, other):
+    """Whether two names lead to one file; links may lead nowhere or in a circle."""
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{one}, {other}: expected names of files, got: {getattr(error, 'strerror', error)}") from None
 
 
 def _read_toml(path):
