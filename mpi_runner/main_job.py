@@ -26,6 +26,7 @@ from .parallel.transports import TRANSPORTS
 from .progress import Progress
 from .report import Digest, describe
 from .session import AgreedError
+from .traffic import crossings, held_bytes
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 
@@ -110,12 +111,18 @@ class _Run:
         source, job = self.source, self.job
         segment = self.segment
         self.memory = resources.share_bytes(source, source.dtypes, segment.stop - segment.start, len(segment.pieces),
-                                            self.transport.size, job.backward)
+                                            self._held(), job.backward)
         self.disk = resources.output_bytes(self.file, source.dtypes, job.backward)
         on_node = sum(self.session.node.allgather(self.memory))
         self.session.together(lambda: resources.check_memory(on_node) if self.session.node.rank == 0 else None)
         if self.session.rank == 0:
             resources.check_disk(job.output, self.disk)
+
+    def _held(self):
+        """Bytes of boundary matrices on this rank, at most: a decay skip may make it less."""
+        source = self.source
+        both = crossings(self.segments, source.HV, source.K, source.V, self.state_dtype, self.job.backward)
+        return held_bytes(self.job.scan, both)[self.segment.rank]
 
     def print_plan(self):
         """What would be done, on rank 0's standard output."""

@@ -190,3 +190,17 @@ def test_rates_from_the_command_line(capsys):
     assert "--bandwidth: expected a rate" in refused(capsys, "--forward-rate", 1)
     assert "--latency: expected a number" in refused(capsys, *rates, "--latency", -1)
     assert "--forward-rate: expected a number" in refused(capsys, *rates, "--forward-rate", "nan")
+
+
+def test_a_plan_for_many_ranks_says_which_scan_and_what_it_holds(capsys):
+    """To 4096 ranks on machines of 8: memory does not grow but for the gather."""
+    many = plan(capsys, "--heads", 64, "--tokens", 1 << 22, "--ranks", 4096, "--ranks-per-node", 8, "--backward",
+                "--forward-rate", 1e8, "--backward-rate", 5e7, "--bandwidth", 4.5e10, "--latency", 8e-6)
+    few = plan(capsys, "--heads", 64, "--tokens", 1 << 22, "--ranks", 8)
+    assert many["auto"]["scan"] != "allgather" and "predicted" in many["auto"]["reason"]
+    for scan in ("chain", "levels", "exscan", "serial"):
+        assert many["scans"][scan]["memory_bytes"] == few["scans"][scan]["memory_bytes"]
+    assert many["scans"]["allgather"]["memory_bytes"] > 400 * few["scans"]["allgather"]["memory_bytes"]
+    seconds = {scan: row["seconds"] for scan, row in many["scans"].items()}
+    assert seconds["serial"] > seconds["chain"] > seconds["levels"]
+    assert "ranks_per_node: expected at least 1, got 0" in refused(capsys, "--ranks-per-node", 0)
