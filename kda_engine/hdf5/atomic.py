@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 import h5py
 
 from ..errors import InputError
+from ..regular_file import what_is
 from . import types
-from .opening import what_is
 from .schema import FORMAT, FORMAT_VERSION
 
 # Failures of the disk or the machine; every other one is about the name that was asked for.

@@ -166,6 +166,11 @@ def write_input(path, *, q, k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=
         file.commit()
 
 
+def check_arguments(path, *, cu_seqlens=None, conv=None, options=Options(), **arrays):
+    """Raise InputError where `write_input` would for these arguments; of arrays only shapes and types are looked at."""
+    CheckedInputs(os.fspath(path), arrays, cu_seqlens, conv, options)
+
+
 class CheckedInputs:
     """The arrays of one input, found fit for a file (else InputError); `put` writes the group /inputs.
 

