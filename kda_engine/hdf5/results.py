@@ -8,6 +8,7 @@ import numpy as np
 from ..errors import InputError
 from . import schema, types
 from .atomic import AtomicFile
+from .direct import RowPlaces
 from .opening import open_file, reading
 from .shards import MANIFEST, link, remove_replaced, verify
 
@@ -29,10 +30,19 @@ class ResultWriter:
         """The final, absolute path."""
         return self._file.path
 
-    def create(self, name, shape, dtype):
-        """A dataset to be filled by `write`; names such as "outputs/out", "grads/dq", "boundary/M"."""
+    def create(self, name, shape, dtype, early=False):
+        """A dataset to be filled by `write`; names such as "outputs/out", "grads/dq", "boundary/M".
+
+        early: it may also be filled by `ChunkWriter`, from any process.
+        """
         with self._file.writing():
-            self._datasets[name] = types.create(self._file.root, name, shape, dtype)
+            self._datasets[name] = types.create(self._file.root, name, shape, dtype, early=early)
+
+    def shared(self):
+        """(name of the temporary file, {name: `RowPlaces`} of all datasets with rows): what a `ChunkWriter` needs."""
+        self._file.flush()
+        places = {name: RowPlaces.of(dataset) for name, dataset in self._datasets.items() if dataset.size}
+        return self._file.temporary, places
 
     def write(self, name, start, rows):
         """Put NumPy `rows`, of the dataset's type, at rows [start, start + len(rows)) of the first axis."""
