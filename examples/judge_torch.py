@@ -3,11 +3,15 @@
     python examples/judge_torch.py data/ordinary-bfloat16.h5 out.h5
     kda-engine golden check --output out.h5 data/ordinary-bfloat16.h5
 
+    python examples/judge_torch.py data outputs            # a folder of goldens, a folder of outputs
+    kda-engine golden check --outputs outputs data
+
 The operator is flash-linear-attention's `chunk_kda`, or another that takes the same arguments.
 """
 
 import argparse
 import importlib
+from pathlib import Path
 
 import torch
 
@@ -38,7 +42,7 @@ def results_of(golden, operator, device):
         use_beta_sigmoid_in_kernel=options.beta != "value", allow_neg_eigval=options.beta == "logit2",
         safe_gate=options.gate == "lower_bound",
         lower_bound=options.lower_bound if options.gate == "lower_bound" else None,
-        state_v_first=options.state_layout == "VK", cu_seqlens=torch.from_numpy(case.cu_seqlens).to(device),
+        state_v_first=options.state_layout == "VK", cu_seqlens=torch.tensor(case.cu_seqlens, device=device),
         A_log=tensors.get("A_log"), dt_bias=flat_bias)
     results = {"outputs/out": out[0], "outputs/final_state": final_state}
     if case.d_out is not None:
@@ -61,16 +65,23 @@ def _array(x):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("golden", metavar="GOLDEN.h5")
-    parser.add_argument("output", metavar="OUT.h5")
+    parser.add_argument("golden", metavar="GOLDEN.h5", help="or a folder of goldens")
+    parser.add_argument("output", metavar="OUT.h5", help="or the folder of their outputs")
     parser.add_argument("--operator", default="fla.ops.kda:chunk_kda", metavar="MODULE:FUNCTION")
     args = parser.parse_args()
     module, function = args.operator.split(":")
     operator = getattr(importlib.import_module(module), function)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = results_of(read_golden(args.golden), operator, device)
-    write_results(args.output, results, {"program": args.operator, "torch": torch.__version__}, force=True)
-    print(f"{args.output}: {len(results)} tensors from {args.operator} on {device}")
+    golden, output = Path(args.golden), Path(args.output)
+    pairs = [(golden, output)]
+    if golden.is_dir():
+        output.mkdir(exist_ok=True)
+        pairs = [(path, output / path.name) for path in sorted(golden.glob("*.h5"))]
+        pairs = [(path, written) for path, written in pairs if read_golden(path).case.conv is None]
+    for path, written in pairs:
+        results = results_of(read_golden(path), operator, device)
+        write_results(written, results, {"program": args.operator, "torch": torch.__version__}, force=True)
+        print(f"{written}: {len(results)} tensors from {args.operator} on {device}")
 
 
 if __name__ == "__main__":

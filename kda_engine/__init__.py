@@ -3,11 +3,12 @@
 from .affine import Affine
 from .api import ForwardResult, backward, forward, short_conv, short_conv_backward, step, summarize
 from .compare import compare
+from .decay import Dropped
 from .errors import InputError
 from .gate import Gradients
 from .options import Options
 from .version import VERSION
 
 __version__ = VERSION
-__all__ = ["Affine", "ForwardResult", "Gradients", "InputError", "Options", "backward", "compare", "forward",
+__all__ = ["Affine", "Dropped", "ForwardResult", "Gradients", "InputError", "Options", "backward", "compare", "forward",
            "short_conv", "short_conv_backward", "step", "summarize"]

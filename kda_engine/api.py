@@ -7,26 +7,45 @@ import numpy as np
 from . import conv, layout
 from .affine import Affine
 from .arrays import array_module, as_float_array, like
+from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
 from .finite import check_states, check_values
 from .gate import Gradients
+from .misnamed import suggest_names
 from .options import Options
 
 
 # Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
 @dataclass
 class ForwardResult:
-    """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64."""
+    """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64.
+
+    path: what computed it: "decode", "fused" or "portable" kernels on a device, else the engine's name. path_reason: in
+    words, why no faster path did, where the problem's shape allows one; else None.
+    """
 
     out: object
     final_state: object
+    path: str
+    path_reason: str | None
     _engine: object
     _saved: Saved | None
     _packing: layout.Packing
     _example: object
+    _dropped: tuple
+
+    @property
+    def dropped(self):
+        """What the certified rule dropped at cuts within a device, in this forward and its last backward: `Dropped`.
+
+        Found when it is asked for, which goes over the inputs again: leave them unchanged until then.
+        """
+        calls = self._dropped + (() if self._saved is None else self._saved.dropped)
+        return Dropped.of([row for call in calls for row in call()])
 
 
+@suggest_names
 def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
             engine="auto", save=True, check_finite=False):
     """KDA forward.
@@ -56,10 +75,12 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
     return ForwardResult(
         out=like(packing.unpack(result.out), v),
         final_state=like(layout.state_out(result.final_state, options.state_layout), v),
-        _engine=runner, _saved=result.saved, _packing=packing, _example=v,
+        path=result.path or runner.name, path_reason=result.path_reason,
+        _engine=runner, _saved=result.saved, _packing=packing, _example=v, _dropped=result.dropped,
     )
 
 
+@suggest_names
 def backward(fwd, d_out, d_final_state=None):
     """All gradients of a forward: a `Gradients` with each tensor shaped and typed as its input.
 
@@ -86,6 +107,7 @@ def backward(fwd, d_out, d_final_state=None):
     )
 
 
+@suggest_names
 def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=Options(), engine="auto"):
     """The affine map of each sequence's state: Affine(M [N,HV,K,K], S [N,HV,K,V]), S_out = M S_in + S.
 
@@ -100,6 +122,7 @@ def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=
     return Affine(like(pair.M, v), like(pair.S, v))
 
 
+@suggest_names
 def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), engine="auto"):
     """Decoding: one or a few tokens of every sequence of a batch from `state` [B,HV,K,V]; returns (out, new state).
 
@@ -110,6 +133,7 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
     return result.out, result.final_state
 
 
+@suggest_names
 def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
     """The short causal depthwise convolution, as `conv.short_conv`; by kernel where x lives on a usable device."""
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
@@ -119,6 +143,7 @@ def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=No
     return conv.short_conv(x, weight, bias, activation, cu_seqlens, halo)
 
 
+@suggest_names
 def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
     """Its gradients, as `conv.short_conv_backward`; by kernel where x lives on a usable device."""
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
@@ -133,9 +158,9 @@ def _conv_kernels(given):
     """The module of the convolution's kernels where they cover a `conv.ConvArguments`, else None."""
     if array_module(given.x) is np or not cuda_usable():
         return None
-    from .engines import cuda_conv
+    from .engines.cuda import conv as kernels
 
-    return cuda_conv if cuda_conv.covers(given) else None
+    return kernels if kernels.covers(given) else None
 
 
 def _taken(runner, operands):

@@ -7,6 +7,9 @@ and again; for rows i of a second half and columns j of its first half, the expo
 prefix_i (from the second half's start up to i) + suffix_j (after j to the first half's end). Both are sums of log
 decays of one sign, at most 0, so nothing cancels, nothing overflows, and -inf is as good as any other value. The
 adjoint runs the same halving backwards, so each log decay receives exactly the pairs that span it.
+
+A token that is not finite, or overflows, spoils what the token recurrence would spoil and nothing else. Products with a
+triangular matrix need care for that, since 0 * NaN is NaN: `_product`.
 """
 
 from dataclasses import dataclass, replace
@@ -79,7 +82,7 @@ def prepare(q, k, log_decay, beta):
         lower_G = pairs[..., :h, :]
         lower_L = halves(beta[..., None])[..., 1, :, :] * lower_G
         first, second = N[..., 0::2, :, :], N[..., 1::2, :, :]
-        N = _join(N, -(second @ (lower_L @ first)))
+        N = _join(N, -_product(second, _product(lower_L, first, right="lower"), left="lower"))
         G = _join(G, lower_G)
         if q is not None:
             P = _join(P, pairs[..., h:, :])
@@ -125,7 +128,7 @@ def _split(square, h):
 
 def write(chunk, state, v):
     """U [..., C, V], what each token adds along its key: N Diag(beta) (v - K_in state)."""
-    return chunk.N @ (chunk.beta[..., None] * (v - chunk.K_in @ state))
+    return _product(chunk.N, chunk.beta[..., None] * (v - chunk.K_in @ state), left="lower")
 
 
 def next_state(chunk, state, U):
@@ -135,16 +138,21 @@ def next_state(chunk, state, U):
 
 def read(chunk, state, U):
     """The outputs [..., C, V]."""
-    return chunk.Q_in @ state + chunk.P @ U
+    return chunk.Q_in @ state + _product(chunk.P, U, left="lower")
+
+
+def read_adjoint(chunk, d_out):
+    """(local_dU [..., C, V] = P^T d_out, local_d_state [..., K, V] = Q_in^T d_out)."""
+    return _product(_transposed(chunk.P), d_out, left="upper"), _transposed(chunk.Q_in) @ d_out
 
 
 def write_adjoint(chunk, d_state_out, local_dU):
-    """X [..., C, V] = N^T dU with dU = local_dU + K_out d_state_out; local_dU = P^T d_out."""
-    return _transposed(chunk.N) @ (local_dU + chunk.K_out @ d_state_out)
+    """X [..., C, V] = N^T dU with dU = local_dU + K_out d_state_out; local_dU as in `read_adjoint`."""
+    return _product(_transposed(chunk.N), local_dU + chunk.K_out @ d_state_out, left="upper")
 
 
 def previous_d_state(chunk, d_state_out, local_d_state, X):
-    """Gradient of the incoming state; local_d_state = Q_in^T d_out."""
+    """Gradient of the incoming state; local_d_state as in `read_adjoint`."""
     written = _transposed(chunk.K_in) @ (chunk.beta[..., None] * X)
     return chunk.total[..., None] * d_state_out + local_d_state - written
 
@@ -168,11 +176,11 @@ def gradients(chunk, state, v, d_out, d_state_out, X):
     module = array_module(state)
     lead, C = chunk.k.shape[:-2], chunk.k.shape[-2]
     R = v - chunk.K_in @ state
-    U = chunk.N @ (chunk.beta[..., None] * R)
+    U = _product(chunk.N, chunk.beta[..., None] * R, left="lower")
     dv = chunk.beta[..., None] * X
     dP = d_out @ _transposed(U)
-    dL = -(X @ _transposed(U))
-    # Where G is zero (on and above the diagonal) dL is not masked, and need not be: only blocks below are read.
+    # On and above the diagonal G is zero: there a dL that is not finite must not meet it.
+    dL = module.tril(-(X @ _transposed(U)), -1)
     dbeta = (X * R).sum(axis=-1) + (dL * chunk.G).sum(axis=-1)
     dG = chunk.beta[..., None] * dL
 
@@ -212,6 +220,33 @@ def gradients(chunk, state, v, d_out, d_state_out, X):
         suffix_halves[..., 0, :, :] += columns * d_columns
         h //= 2
     return ChunkGradients(q=dq, k=dk, v=dv, log_decay=d_prefix, beta=dbeta)
+
+
+def _product(a, b, left=None, right=None):
+    """a @ b, in which a value that is not finite spoils only the results that depend on it.
+
+    left, right: "lower" or "upper" where a, or b, is a triangular matrix with its diagonal: its other elements are zero
+    because nothing depends on them, and NaN times such a zero is no result.
+    """
+    module = array_module(a)
+    product = a @ b
+    if module.isfinite(product).all():
+        return product
+    bad_a, bad_b = ~module.isfinite(a), ~module.isfinite(b)
+    product = module.where(bad_a, a.dtype.type(0), a) @ module.where(bad_b, b.dtype.type(0), b)
+    count = lambda bad: bad.astype("f4")
+    spoiled = count(bad_a) @ count(_support(b, right)) + count(_support(a, left)) @ count(bad_b)
+    product[spoiled > 0] = module.nan
+    return product
+
+
+def _support(x, shape):
+    """Where the matrices x may differ from zero, [rows, columns]; shape: "lower", "upper" or None, everywhere."""
+    module = array_module(x)
+    full = module.ones(x.shape[-2:], bool)
+    if shape is None:
+        return full
+    return module.tril(full) if shape == "lower" else module.triu(full)
 
 
 def _transposed(x):

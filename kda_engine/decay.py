@@ -79,7 +79,7 @@ class Measure:
             else:
                 new = to_host(abs(x.beta)) * size(x.k) * size(x.v)
                 reach = np.cumsum(np.concatenate([np.zeros((1, m.shape[1])), m[:0:-1]]), axis=0)[::-1]
-            return np.stack([m.sum(axis=0), _passed_on(reach, new).sum(axis=0)])[None]
+            return np.stack([m.sum(axis=0), passed_on(reach, new).sum(axis=0)])[None]
 
         both = _stack(piece, of_block, (2,))
         return both[:, 0], both[:, 1]
@@ -168,13 +168,42 @@ def _norm_bound(logs, added, boundary):
     Runs in order of their distance from the boundary looked at.
     """
     reach = np.cumsum(np.concatenate([np.zeros((1, logs.shape[1])), logs]), axis=0)
-    return _passed_on(reach, np.concatenate([added, np.asarray(boundary, "f8")[None]])).sum(axis=0)
+    return passed_on(reach, np.concatenate([added, np.asarray(boundary, "f8")[None]])).sum(axis=0)
 
 
-def _passed_on(reach, size):
+def passed_on(reach, size):
     """e^reach size; what is zero stays zero, however far it is passed on."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(size == 0, 0.0, np.exp(reach) * size)
+
+
+def norm_bounds(logs, added, boundary):
+    """The same at every run's end, the boundary [HV] in front of the first: [runs + 1,HV]."""
+    norms = np.empty((len(logs) + 1, logs.shape[1]))
+    norms[0] = boundary
+    with np.errstate(over="ignore", invalid="ignore"):
+        factors = np.exp(logs)
+        for run, (factor, new) in enumerate(zip(factors, added)):
+            norms[run + 1] = np.where(norms[run] == 0, 0.0, factor * norms[run]) + new
+    return norms
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What the certified rule dropped within a device.
+
+    rows: one per cut and direction, as in a report: direction, sequence, token (the first behind the cut), and by head:
+    num_warmup, fallback, log_norm, and bound, on the Frobenius norm of the error of the state (backward: of its
+    gradient) at the cut. total: the sum of all bounds. No token's map lengthens a state where the rule drops within a
+    device, so no state and no gradient of a state is further than `total` from what the exact rule gives.
+    """
+
+    rows: tuple
+    total: float
+
+    @classmethod
+    def of(cls, rows):
+        return cls(tuple(rows), float(sum(np.sum(row["bound"]) for row in rows)))
 
 
 def _stack(piece, of_block, more=()):

@@ -1,4 +1,4 @@
-"""Values that cannot be right, found on request: NaN, infinities, log decay above 0."""
+"""Values that cannot be right: NaN, infinities, log decay above 0; inputs on request, results as they are written."""
 
 import numpy as np
 
@@ -37,6 +37,38 @@ def check_states(where="", first_sequence=0, **states):
         if at is not None:
             raise InputError(f"{where}{name}: expected finite values, got {x[at]} at sequence "
                              f"{at[0] + first_sequence}, head {at[1]}")
+
+
+class NotFinite:
+    """NaN and infinities among the rows of one tensor, seen slab by slab in any order.
+
+    count: how many values. first: (row, index on the second axis, 0 where there is none) of the first, None without.
+    """
+
+    def __init__(self):
+        self.count, self.first = 0, None
+
+    def add(self, start, rows):
+        """Look at NumPy `rows`, which begin at row `start` of the tensor."""
+        if _all_finite(rows):
+            return
+        bad = ~_finite(rows)
+        row, *others = _first(bad)
+        self.merge(int(bad.sum()), (start + row, others[0] if others else 0))
+
+    def merge(self, count, first):
+        """Take in what another part of the tensor, on another rank say, has found."""
+        self.count += count
+        if first is not None and (self.first is None or first < self.first):
+            self.first = first
+
+
+def _all_finite(x):
+    # Conversions of 16-bit types are slow: there the largest exponent tells.
+    if x.dtype.itemsize > 2:
+        return bool(np.isfinite(x).all())
+    infinity = np.array(np.inf, x.dtype).view("u2")
+    return x.size == 0 or (x.view("u2") & infinity).max() < infinity
 
 
 def _finite(x):

@@ -10,6 +10,9 @@ import numpy as np
 
 from .arrays import array_module
 
+# exp of these and of their negatives are normal numbers, by the bytes of the type.
+LARGEST_EXPONENT = {4: 87.0, 8: 708.0}
+
 # Under the root of the q/k norm.
 L2NORM_EPSILON = 1e-6
 
@@ -26,36 +29,62 @@ def softplus(x):
     return module.maximum(x, 0) + module.log1p(module.exp(-abs(x)))
 
 
+def _factors(exponent):
+    """Finite numbers whose product is e^exponent; one where that is a normal number everywhere, else two.
+
+    In a product with a small number e^exponent may then leave the type's range, as far as its square. Where it does
+    not, the second factor is 1.
+    """
+    module, largest = array_module(exponent), LARGEST_EXPONENT[exponent.dtype.itemsize]
+    near = module.clip(exponent, -largest, largest)
+    if (near == exponent).all():
+        return (module.exp(near),)
+    return module.exp(near), module.exp(module.clip(exponent - near, -largest, largest))
+
+
+def _product(x, *factors):
+    """x times each of the factors, in their order."""
+    for factor in factors:
+        x = x * factor
+    return x
+
+
 @dataclass(frozen=True)
 class Gate:
     """The gate of some heads in the working type: raw g [T,HV,K] to log decay, and back.
 
-    rate [HV,1]: exp(A_log); bias [HV,K]: dt_bias (1 and 0 where absent).
+    log_rate [HV,1]: A_log; bias [HV,K]: dt_bias (zeros where absent).
+
+    rate = e^log_rate may leave the type's range, and so may the sigmoid that it multiplies; their product does not.
+    Where one of them does, the product is formed from the sum of the two logarithms.
     """
 
     form: str
     lower_bound: float
-    rate: object
+    log_rate: object
     bias: object
 
     @classmethod
     def of(cls, operands, options, dtype):
         module = array_module(operands.k)
         HV, K = operands.value_heads, operands.K
-        rate, bias = module.ones((HV, 1), dtype), module.zeros((HV, K), dtype)
+        log_rate, bias = module.zeros((HV, 1), dtype), module.zeros((HV, K), dtype)
         if operands.A_log is not None:
-            rate = module.exp(operands.A_log.astype(dtype, copy=False))[:, None]
+            log_rate = operands.A_log.astype(dtype, copy=False)[:, None]
         if operands.dt_bias is not None:
             bias = operands.dt_bias.astype(dtype, copy=False)
-        return cls(options.gate, options.lower_bound, rate, bias)
+        return cls(options.gate, options.lower_bound, log_rate, bias)
 
     def log_decay(self, g):
         """Log decay per token and channel, at most 0; the shape of g [...,HV,K]."""
         if self.form == "log":
             return g
+        shifted = g + self.bias
         if self.form == "softplus":
-            return -self.rate * softplus(g + self.bias)
-        return self.lower_bound * sigmoid(self.rate * (g + self.bias))
+            near, *far = _factors(self.log_rate)
+            # Far to the left softplus(x) is e^x.
+            return -self._where_deep(_product(near * softplus(shifted), *far), shifted)
+        return self.lower_bound * sigmoid(_product(shifted, *_factors(self.log_rate)))
 
     def adjoint(self, d_log_decay, g):
         """(dg, dA_log [HV], ddt_bias [HV,K]) from the gradient of the log decay; g [T,HV,K].
@@ -66,17 +95,29 @@ class Gate:
         if self.form == "log":
             return d_log_decay, module.zeros(g.shape[1], "f8"), module.zeros(g.shape[1:], "f8")
         shifted = g + self.bias
+        near, *far = _factors(self.log_rate)
         if self.form == "softplus":
-            dg = -self.rate * sigmoid(shifted) * d_log_decay
+            dg = -self._where_deep(_product(near * sigmoid(shifted), d_log_decay, *far), shifted, d_log_decay)
             dx, x = d_log_decay, self.log_decay(g)
         else:
-            x = self.rate * shifted
-            dx = d_log_decay * self.lower_bound * sigmoid(x) * sigmoid(-x)
-            dg = self.rate * dx
+            x = _product(shifted, near, *far)
+            bounded = d_log_decay * self.lower_bound
+            dx = bounded * sigmoid(x) * sigmoid(-x)
+            # Far out on either side the sigmoid's slope is e^-|x|.
+            dg = self._where_deep(_product(dx, near, *far), -abs(x), bounded)
         # Of a channel that was reset or masked x is infinite and its gradient 0: 0 * inf is not to be summed.
         with np.errstate(invalid="ignore"):
             rate_part = module.where(dx == 0, 0, dx * x)
         return dg, rate_part.sum(axis=(0, 2), dtype="f8"), dg.sum(axis=0, dtype="f8")
+
+    def _where_deep(self, usual, exponent, *factors):
+        """`usual`, but rate e^exponent times the factors where e^exponent is no normal number."""
+        module = array_module(usual)
+        deep = exponent < -LARGEST_EXPONENT[usual.dtype.itemsize]
+        if not deep.any():
+            return usual
+        first, *others = _factors(self.log_rate + exponent)
+        return module.where(deep, _product(first, *others, *factors), usual)
 
 
 def activate_beta(beta, form):
@@ -99,19 +140,28 @@ def l2norm(x, enabled):
     if not enabled:
         return x, None
     module = array_module(x)
-    square = module.einsum("...d,...d->...", x, x)[..., None]
-    if x.dtype.itemsize < 8 and not module.isfinite(square).all():
-        # Values whose squares leave float32.
-        wide = x.astype("f8")
-        square = module.einsum("...d,...d->...", wide, wide)[..., None]
-    factor = (1 / module.sqrt(square + square.dtype.type(L2NORM_EPSILON))).astype(x.dtype, copy=False)
+    factor = _norm_factor(x)
+    if x.dtype.itemsize < 8:
+        # Rows whose squares leave float32; by row, so that a row's factor does not depend on what its neighbours hold.
+        overflown = ~(factor[..., 0] > 0)
+        if overflown.any():
+            factor[overflown] = _norm_factor(x[overflown].astype("f8")).astype(x.dtype)
     return x * factor, factor
+
+
+def _norm_factor(x):
+    module = array_module(x)
+    square = module.einsum("...d,...d->...", x, x)[..., None]
+    return 1 / module.sqrt(square + square.dtype.type(L2NORM_EPSILON))
 
 
 def l2norm_adjoint(d_normed, normed, factor):
     """Gradient of the raw vector: factor * (d - normed (normed . d)); d itself when the norm was off."""
     if factor is None:
         return d_normed
+    if normed.shape[-1] == 1:
+        # 1 - normed^2, with normed near 1, formed without the difference.
+        return factor * (L2NORM_EPSILON * factor * factor * d_normed)
     along = array_module(normed).einsum("...d,...d->...", normed, d_normed)[..., None]
     return factor * (d_normed - normed * along)
 

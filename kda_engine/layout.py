@@ -203,7 +203,7 @@ def check_cu_seqlens(cu_seqlens, tokens):
 def _check_bounds(cu_seqlens, tokens):
     """`check_cu_seqlens` of the bytes of int64."""
     bounds = np.frombuffer(cu_seqlens, dtype=np.int64)
-    falls = np.flatnonzero(np.diff(bounds) < 0)
+    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
     if falls.size:
         i = int(falls[0])
         raise InputError(f"cu_seqlens: expected non-decreasing bounds, got {bounds[i]} then {bounds[i + 1]} "

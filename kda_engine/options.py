@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from .errors import InputError
+from .misnamed import suggest_names
 
 GATES = ("lower_bound", "softplus", "log")
 BETAS = ("logit", "logit2", "value")
@@ -28,7 +29,8 @@ class Options:
     scale: factor on q; None means 1/sqrt(K).
     state_layout: "KV" or "VK", of every state passed in and handed out.
     decay_skip: "exact", "certified" or "sampled"; None means certified if tolerance > 0, else exact.
-    tolerance: bound on the norm of a segment transition that may be dropped, in [0, 1).
+    tolerance: bound on the norm of a segment transition that may be dropped, in [0, 1). A segment is a rank's, or one that
+        a device cuts for itself; what was dropped there is in `ForwardResult.dropped`.
 
     Raises InputError for any other value.
     """
@@ -74,6 +76,10 @@ class Options:
     def to_dict(self):
         """Plain types, as stored in files and reports."""
         return asdict(self)
+
+
+# The constructor is the dataclass's own, so it can only be wrapped afterwards.
+Options.__init__ = suggest_names(Options.__init__)
 
 
 def _check_choice(name, value, allowed):

@@ -10,8 +10,8 @@ import sys
 from threadpoolctl import ThreadpoolController
 
 from kda_engine.engines import cuda_usable
-from kda_engine.engines.host import thread_count
 from kda_engine.hdf5.version import hdf5_version
+from kda_engine.threads import thread_count
 from kda_engine.version import VERSION
 
 from .cuda_awareness import cuda_awareness
@@ -98,6 +98,14 @@ def _gpu():
         return {"cupy": cupy.__version__, "driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(),
                 "devices": [{"name": device["name"].decode(), "memory_bytes": device["totalGlobalMem"],
                              "capability": f"{device['major']}.{device['minor']}",
-                             "pci": runtime.deviceGetPCIBusId(index)} for index, device in enumerate(devices)]}
+                             "pci": runtime.deviceGetPCIBusId(index), "paths": _paths(index)}
+                            for index, device in enumerate(devices)]}
     except Exception as error:
         return {"cupy": cupy.__version__, "error": f"{type(error).__name__}: {error}"}
+
+
+def _paths(index):
+    """Names of the paths of engine "cuda" whose kernels run on a device; empty for one that is too old."""
+    from kda_engine.engines.cuda.paths import on_device
+
+    return on_device(index)

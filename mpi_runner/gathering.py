@@ -5,25 +5,28 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from kda_engine.arrays import to_host
+from kda_engine.finite import NotFinite
 from kda_engine.hdf5.results import ResultWriter
-from kda_engine.hdf5.shards import ShardWriter, remove_shards, shard_folder
+from kda_engine.hdf5.shards import ShardWriter, check_shard_folder, remove_shards, shard_folder
 
-from .exchange import SLAB_BYTES
+from .parallel.transports.host import SLAB_BYTES
 
 
 class Part:
     """One tensor of the output as this rank knows it.
 
     shape, dtype: of the whole. spans: (first row, row count) of every rank, in row order. blocks: this rank's rows,
-    a list of arrays (NumPy or of a device) that follow each other.
+    a list of arrays (NumPy or of a device) that follow each other. not_finite: `NotFinite` of this rank's rows, by their
+    number in the whole; complete after `slabs` has come to its end.
     """
 
     def __init__(self, name, shape, dtype, spans, blocks):
         self.name, self.shape, self.dtype = name, tuple(shape), np.dtype(dtype)
         self.spans, self.blocks = spans, [block for block in blocks if len(block)]
+        self.not_finite = NotFinite()
 
-    def slabs(self):
-        """This rank's rows as (row within the rank, rows), slabs of `slab_rows` rows whatever the blocks' sizes."""
+    def slabs(self, rank):
+        """The rows of `rank`, this one, rows as (row within the rank, rows), slabs of `slab_rows` rows whatever the blocks' sizes."""
         starts = np.cumsum([0] + [len(block) for block in self.blocks])
         step = slab_rows(self.shape, self.dtype)
         for at in range(0, int(starts[-1]), step):
@@ -31,19 +34,28 @@ class Part:
             rows = [block[max(at - first, 0) : stop - first]
                     for block, first in zip(self.blocks, starts) if first < stop and first + len(block) > at]
             rows = [to_host(part) for part in rows]
-            yield at, np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+            rows = np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+            self.not_finite.add(self.spans[rank][0] + at, rows)
+            yield at, rows
 
 
 def slab_rows(shape, dtype):
     return max(1, SLAB_BYTES // max(1, int(np.prod(shape[1:])) * np.dtype(dtype).itemsize))
 
 
+def check_output(path, force, io):
+    """Raise InputError for a name that cannot be written; what is tried leaves nothing behind. io: as `Job.io`."""
+    ResultWriter(path, force=force).abandon()
+    if io == "shards":
+        check_shard_folder(path)
+
+
 def write_gathered(session, path, force, parts, describe):
     """Every rank's rows through rank 0 into one file; returns the report (rank 0).
 
-    describe() -> (report, provenance) on rank 0, called at the end; collective.
+    describe() -> (report, provenance) on rank 0, called when all rows are on their way; collective.
     """
-    exchange = session.exchange
+    transport = session.transport
     with ExitStack() as stack:
         writer = None
         if session.rank == 0:
@@ -53,25 +65,25 @@ def write_gathered(session, path, force, parts, describe):
         for part in parts:
             for rank, (first, count) in enumerate(part.spans):
                 if rank == session.rank == 0:
-                    for at, rows in part.slabs():
+                    for at, rows in part.slabs(session.rank):
                         session.poll()
                         writer.write(part.name, first + at, rows)
                 elif rank == session.rank:
-                    for _, rows in part.slabs():
-                        exchange.send(rows, 0, f"sending {part.name}")
+                    for _, rows in part.slabs(session.rank):
+                        transport.send(rows, 0, f"sending {part.name}")
                 elif session.rank == 0:
                     step = slab_rows(part.shape, part.dtype)
                     for at in range(0, count, step):
                         shape = (min(step, count - at),) + part.shape[1:]
-                        rows = exchange.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
+                        rows = transport.receive(shape, part.dtype, rank, f"receiving {part.name} from rank {rank}")
                         writer.write(part.name, first + at, rows)
         return _finish(session, writer, describe)
 
 
 def write_shards(session, path, force, parts, describe):
     """One shard a rank, and a main file on rank 0 that maps and lists them; returns the report (rank 0)."""
-    exchange = session.exchange
-    folder = exchange.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
+    control = session.control
+    folder = control.collect(shard_folder(path) if session.rank == 0 else None, "naming the shards")[0]
     with ExitStack() as stack:
         writer = None
         if session.rank == 0:
@@ -81,11 +93,11 @@ def write_shards(session, path, force, parts, describe):
             for part in parts:
                 first, count = part.spans[session.rank]
                 shard.create(part.name, first, (count,) + part.shape[1:], part.dtype)
-                for at, rows in part.slabs():
+                for at, rows in part.slabs(session.rank):
                     session.poll()
                     shard.write(part.name, at, rows)
             mine = shard.finish()
-        shards = exchange.collect(mine, "listing the shards")
+        shards = control.collect(mine, "listing the shards")
         if session.rank == 0:
             writer.link_shards(shards, {p.name: p.shape for p in parts}, {p.name: p.dtype for p in parts})
         report = _finish(session, writer, describe)
@@ -110,5 +122,5 @@ def _finish(session, writer, describe):
     session.poll()
     if writer is not None:
         writer.finish(report, provenance)
-    session.exchange.largest(0, "finishing the output")
+    session.control.largest(0, "finishing the output")
     return report

@@ -1,9 +1,9 @@
 """What one `run` is asked to do: command line over TOML file over defaults, checked."""
 
 import math
+import os
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
@@ -38,6 +38,7 @@ class Job:
     tolerance: float = 0.0
     reproducible: bool = False
     check_finite: bool = False
+    allow_external: bool = False
     save_boundary: bool = False
     io: str = "gather"
     oversubscribe: bool = False
@@ -68,9 +69,14 @@ class Job:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
             raise InputError("reproducible: not built yet")
-        if Path(job.input).resolve() == Path(job.output).resolve():
+        if _is_one_file(job.input, job.output):
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
+
+    @property
+    def carrier(self):
+        """The transport that is used."""
+        return "mpi" if self.transport == "auto" else self.transport
 
     @property
     def route(self):
@@ -93,6 +99,14 @@ class Job:
     def to_dict(self):
         """Plain types, for the report."""
         return asdict(self)
+
+
+def _is_one_file(one, other):
+    """Whether two names lead to one file; links may lead nowhere or in a circle."""
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{one}, {other}: expected names of files, got: {getattr(error, 'strerror', error)}") from None
 
 
 def _read_toml(path):

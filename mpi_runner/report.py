@@ -5,7 +5,9 @@ import threading
 import numpy as np
 from mpi4py import MPI
 
+from kda_engine.finite import NotFinite
 from kda_engine.hdf5.opening import digest
+from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 from kda_engine.hdf5.version import hdf5_version
 
 from .environment import mpi_version
@@ -13,6 +15,9 @@ from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.
 PHASES = ("read", "prepare", "summarise", "gather", "scan", "forward", "backward", "reduce", "bounds", "write")
+
+# Tensors that hold NaN by design: a rank that feeds nobody has no boundary.
+UNFILLED = "boundary/"
 
 PACKAGES = ("numpy", "h5py", "mpi4py", "cupy-cuda13x", "cupy-cuda12x")
 
@@ -39,10 +44,11 @@ class Digest:
         return self._value
 
 
-def describe(run, skips, input_digest):
+def describe(run, skips, input_digest, parts):
     """(report, provenance) as dicts of JSON values on rank 0, (None, None) elsewhere. Collective.
 
-    skips: every rank's rows on dropped transitions (`ShareResult.skips`).
+    skips: every rank's rows on dropped transitions (`RankProblem.skip_rows`). parts: this rank's `gathering.Part`s,
+    whose rows have all been looked at.
 
     Time of the phase "write" is that until the tensors are handed over; closing the file comes after.
     """
@@ -54,16 +60,19 @@ def describe(run, skips, input_digest):
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
-        "bytes_sent": session.exchange.sent, "memory_bytes": run.memory,
+        "bytes_sent": run.bytes_sent(), "memory_bytes": run.memory, "paths": run.paths,
     }
-    rows = session.exchange.collect(mine, "collecting the report")
+    seen = [(part.name, part.not_finite) for part in parts if not part.name.startswith(UNFILLED)]
+    rows, seen, within = zip(*session.control.collect((mine, seen, run.within), "collecting the report"))
     if session.rank:
         return None, None
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
+    within = finite_rows([row for of_rank in within for row in of_rank])
     report = {
         "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
-        "transport": "mpi", "cu_seqlens": run.source.cu_seqlens.tolist(),
-        "ranks": rows, "decay_skip": skips,
+        "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
+        "ranks": list(rows), "decay_skip": skips, "device_skip": within,
+        "dropped_total": dropped_total(skips, within), "not_finite": not_finite(seen, run.source.cu_seqlens),
     }
     return report, {
         **provenance(PACKAGES), "input_sha256": input_digest.value(), "ranks": session.size,
@@ -73,12 +82,35 @@ def describe(run, skips, input_digest):
     }
 
 
+def not_finite(seen, cu_seqlens):
+    """By tensor with NaN or infinities: {"count": values, "first": the place of the first} for the report.
+
+    seen: every rank's (tensor's name, `finite.NotFinite`). The place is {"sequence", "head", "token"} of a tensor with
+    a row per token, the token counted within its sequence; {"sequence", "head"} of states; {"head"} of the parameters'
+    gradients; {"channel"} of the convolution's.
+    """
+    whole = {}
+    for name, found in (row for of_rank in seen for row in of_rank):
+        whole.setdefault(name, NotFinite()).merge(found.count, found.first)
+    return {name: {"count": found.count, "first": _place(name, *found.first, cu_seqlens)}
+            for name, found in whole.items() if found.count}
+
+
+def _place(name, row, second, cu_seqlens):
+    if name in TOKEN_RESULTS:
+        sequence = int(np.searchsorted(cu_seqlens, row, side="right")) - 1
+        return {"sequence": sequence, "head": second, "token": row - int(cu_seqlens[sequence])}
+    if name in STATE_RESULTS:
+        return {"sequence": row, "head": second}
+    return {"channel": row} if name.startswith("grads/conv/") else {"head": row}
+
+
 def summary(report, path):
     """Lines for rank 0's standard output: what was written, the slowest rank's time and all ranks' bytes by phase."""
     ranks = report["ranks"]
     tokens = sum(row["tokens"][1] - row["tokens"][0] for row in ranks)
     phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
-    dropped = sum(row["fallback"].count(False) for row in report["decay_skip"])
+    dropped = sum(row["fallback"].count(False) for row in (*report["decay_skip"], *report["device_skip"]))
     lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
              f"{'phase':<12}{'seconds':>10}{'bytes sent':>14}"]
     for phase in phases:
@@ -107,9 +139,25 @@ def accumulate_bounds(rows):
             with np.errstate(over="ignore", invalid="ignore"):
                 passed = np.where(before == 0, 0.0, np.exp(row["log_transition"]) * before)
             row["total_bound"] = carried[row["sequence"]] = np.asarray(row["bound"]) + passed
+    return finite_rows(rows)
+
+
+def finite_rows(rows):
+    """The rows with the largest number of a sign for infinities and, as the upper bound that it is, for NaN."""
     largest = np.finfo("f8").max
     for row in rows:
         for name in ("log_norm", "log_transition", "bound", "total_bound"):
-            if row[name] is not None:
+            if row.get(name) is not None:
                 row[name] = np.nan_to_num(row[name], nan=largest).tolist()
     return rows
+
+
+def dropped_total(skips, within):
+    """One bound on the Frobenius norm of the error of every state, and gradient of a state, of the run, beside rounding:
+    the sum over all drops, at boundaries of ranks and at cuts within a device; None under a rule that proves nothing.
+    """
+    if any(row["rule"] == "sampled" for row in skips):
+        return None
+    with np.errstate(over="ignore"):
+        total = sum(np.sum(row["total_bound"]) for row in skips) + sum(np.sum(row["bound"]) for row in within)
+    return float(np.nan_to_num(total, nan=np.finfo("f8").max))

@@ -5,14 +5,15 @@ import shutil
 
 import numpy as np
 
-from kda_engine.engines.host import CHUNK_LENGTH
+from kda_engine.engines.host import HostEngine
+from kda_engine.errors import InputError
 
 # What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
 FIXED_BYTES = 192 << 20
 
 
 class ResourceError(RuntimeError):
-    """The machine is too small for the job as it stands."""
+    """The disk is too small for the job as it stands."""
 
 
 def output_bytes(sizes, dtypes, backward):
@@ -42,7 +43,7 @@ def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
     boundary = ranks * HV * K * (K + V) * state_bytes(dtypes)
     total = inputs + out + 2 * pieces * state + boundary
     if backward:
-        total += inputs + out + 2 * pieces * state + (-(-tokens // CHUNK_LENGTH) + pieces) * state
+        total += inputs + out + 2 * pieces * state + HostEngine.memory(tokens, pieces, state)
     if "conv/q_weight" in dtypes:
         # q, k and v before the convolution (and their gradients) stay beside those behind it; its own arrays come in
         # the working type, one of the three tensors at a time.
@@ -66,11 +67,11 @@ def check_disk(path, needed):
 
 
 def check_memory(needed):
-    """Raises ResourceError when this node has less than `needed` bytes of memory available."""
+    """Raises InputError when this node has less than `needed` bytes of memory available: the input is too large."""
     available = memory_available()
     if available is not None and available < needed:
-        raise ResourceError(f"memory: the ranks of this node need {needed} bytes, {available} are available; "
-                            "use more nodes or fewer tokens a rank")
+        raise InputError(f"memory: the ranks of this node need {needed} bytes, {available} are available; "
+                         "use more nodes or fewer tokens a rank")
 
 
 def memory_available():

@@ -10,12 +10,14 @@ import traceback
 
 from mpi4py import MPI
 
-from kda_engine.engines.host import threads_asked_for
 from kda_engine.errors import InputError
+from kda_engine.threads import threads_asked_for
 
-from .exchange import Exchange, ExchangeTimeout
 from .exit_codes import INTERNAL, STOPPED, USAGE
 from .heartbeat import Heartbeat
+from .parallel.control import Control, ExchangeTimeout
+from .parallel.transports import HostTransport
+from .resources import ResourceError
 
 # How long a stopping rank waits for the others before it ends the job on its own.
 STOP_SECONDS = 3.0
@@ -48,10 +50,12 @@ class Session:
     def __init__(self, timeout=600.0):
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.control = self.comm.Dup()
+        self._leaving = self.comm.Dup()
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.heartbeat = Heartbeat(self.comm.Dup())
-        self.exchange = Exchange(self.comm, self.poll, timeout, lambda: self.heartbeat.seen)
+        self.control = Control(self.comm, self.poll, timeout, lambda: self.heartbeat.seen)
+        # Rows of files travel by it whatever else does.
+        self.transport = HostTransport(self.control)
         self.code = 0
         self.on_poll = lambda: None
         # What computes on this rank, for reports.
@@ -67,7 +71,7 @@ class Session:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if error is None or isinstance(error, AgreedError):
-            self.heartbeat.finish(lambda joined: self.exchange.largest(joined, "ending the job"))
+            self.heartbeat.finish(lambda joined: self.control.largest(joined, "ending the job"))
         if error is None or isinstance(error, SystemExit):
             return False
         if isinstance(error, AgreedError):
@@ -77,6 +81,9 @@ class Session:
         if isinstance(error, InputError):
             print(f"kda-engine: rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
             self._end(USAGE)
+        if isinstance(error, ResourceError):
+            print(f"kda-engine: rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
+            self._end(INTERNAL)
         if isinstance(error, (Stopped, ExchangeTimeout)):
             print(f"kda-engine: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             self._meet()
@@ -88,8 +95,8 @@ class Session:
 
     def poll(self):
         """Keeps transfers moving; raises Stopped once a signal has come or the launcher has died."""
-        self.exchange.progress()
-        self.heartbeat.beat(min(HEARTBEAT_SECONDS, self.exchange.timeout / 4))
+        self.control.progress()
+        self.heartbeat.beat(min(HEARTBEAT_SECONDS, self.control.timeout / 4))
         self.on_poll()
         # Some launchers leave their ranks behind when they are killed outright.
         if self.size > 1 and os.getppid() != self._parent:
@@ -109,7 +116,7 @@ class Session:
             result = work()
         except InputError as error:
             problem = str(error)
-        problems = [text for text in self.exchange.collect(problem, "agreeing on the input") if text is not None]
+        problems = [text for text in self.control.collect(problem, "agreeing on the input") if text is not None]
         if problems:
             raise AgreedError(problems[0])
         return result
@@ -146,7 +153,7 @@ class Session:
 
     def _meet(self):
         """Give the other ranks the time to notice the signal too, so that all can clean up behind themselves."""
-        request, deadline = self.control.Ibarrier(), time.monotonic() + STOP_SECONDS
+        request, deadline = self._leaving.Ibarrier(), time.monotonic() + STOP_SECONDS
         while not request.Test() and time.monotonic() < deadline:
             time.sleep(0.01)
 

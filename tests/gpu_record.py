@@ -1,10 +1,10 @@
 """The record of the last run of the GPU tests: `python -m tests.gpu_record [--output FILE]`, on a machine with a device.
 
-It says which sources were tested, so that a test without a device can tell when they have changed since.
+It says which sources were tested, so that a test without a device can tell when they have changed since: their code,
+not their comments.
 """
 
 import argparse
-import hashlib
 import json
 import shutil
 import subprocess
@@ -13,6 +13,10 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from datetime import datetime, timezone
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from code_digest import digest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -23,17 +27,18 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 def tested_files():
     """Everything a kernel launch depends on: kernels of the table with their headers, the device code, the engine."""
     from kda_engine.device.kernels import KERNELS
+    from kda_engine.device.probe_kernels import PROBES
     from kda_engine.device.sources import reachable
 
-    kernels = {f"kernels_cu/{name}" for kernel in KERNELS.values() for name in reachable(kernel.file)}
-    host = {str(path.relative_to(ROOT)) for pattern in ("kda_engine/device/*.py", "kda_engine/engines/cuda*.py")
+    kernels = {f"kernels_cu/{name}" for kernel in (KERNELS | PROBES).values() for name in reachable(kernel.file)}
+    host = {str(path.relative_to(ROOT)) for pattern in ("kda_engine/device/**/*.py", "kda_engine/engines/cuda/**/*.py")
             for path in ROOT.glob(pattern)}
     return sorted(kernels | host)
 
 
 def digests():
-    """SHA-256 of each tested file, in hex, by its path."""
-    return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in tested_files()}
+    """SHA-256 of each tested file's code, in hex, by its path."""
+    return {name: digest(ROOT / name) for name in tested_files()}
 
 
 def main():

@@ -19,7 +19,7 @@ from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultFile
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
-from mpi_runner.step import Step
+from mpi_runner.parallel.problem import RankProblem
 
 
 def replace(file, name, array):
@@ -49,6 +49,33 @@ def set_at(name, index, value):
     return edit(change)
 
 
+def enormous(name, shape, dtype="f4", stored=True):
+    """A dataset in the place of `name` that is far larger than its file; stored: as values that all read as zeros."""
+    def change(file):
+        file["inputs"].pop(name, None)
+        if not stored:
+            file["inputs"].create_dataset(name, shape, dtype)
+            return
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        group, _, leaf = f"inputs/{name}".rpartition("/")
+        h5py.h5d.create(file.require_group(group).id, leaf.encode(), h5py.h5t.py_create(np.dtype(dtype)),
+                        h5py.h5s.create_simple(shape), properties)
+
+    return change
+
+
+def endless(file):
+    """So many tokens that no machine has the memory; the file has holes for them."""
+    for name in ("initial_state", "d_final_state", "cu_seqlens"):
+        file["inputs"].pop(name, None)
+    for name, shape in (("q", (1, 1)), ("k", (1, 1)), ("v", (1, 1)), ("g", (1, 1)), ("beta", (1,)), ("d_out", (1, 1))):
+        enormous(name, (10**11, *shape), "f2")(file)
+    for name in ("A_log", "dt_bias"):
+        replace(file, name, np.zeros((1,) if name == "A_log" else (1, 1), "f4"))
+
+
 # What is done to a good input (case "packed"), further options, words of the message.
 BROKEN = {
     "missing dataset": (edit(lambda f: f.__delitem__("inputs/v")), [], ("in.h5", "/inputs/v")),
@@ -73,6 +100,28 @@ BROKEN = {
     "no values": (edit(lambda f: replace(f, "k", h5py.Empty("f4"))), [], ("in.h5", "/inputs/k", "no values")),
     "option as an array": (edit(lambda f: f["inputs"].attrs.__setitem__("gate", np.array(["softplus"], object))), [],
                            ("in.h5", "gate", "expected")),
+    "convolution as a link to nothing": (edit(lambda f: f.__setitem__("inputs/conv", h5py.SoftLink("/elsewhere"))), [],
+                                         ("in.h5", "/inputs/conv", "link to nothing")),
+    "convolution without values": (edit(lambda f: f.__setitem__("inputs/conv", h5py.Empty("f4"))), [],
+                                   ("in.h5", "/inputs/conv", "no values")),
+    "never written": (edit(lambda f: (f.__delitem__("inputs/g"), f["inputs"].create_dataset("g", (70, 2, 16), "f4"))), [],
+                      ("in.h5", "/inputs/g", "never written")),
+    "another program's file": (edit(lambda f: (f.__delitem__("inputs/A_log"), f["inputs"].create_dataset(
+        "A_log", (2,), "f4", external=[("/etc/passwd", 0, 8)]))), [], ("in.h5", "/inputs/A_log", "--allow-external")),
+    "cu_seqlens without storage": (edit(enormous("cu_seqlens", (5 * 10**8,), "i8", stored=False)), [],
+                                   ("in.h5", "/inputs/cu_seqlens", "never written")),
+    "cu_seqlens of holes": (edit(enormous("cu_seqlens", (5 * 10**8,), "i8")), [],
+                            ("in.h5", "/inputs/cu_seqlens", "at most 268435456 bytes")),
+    "convolution without storage": (edit(enormous("conv/q_weight", (32, 10**11), stored=False)), [],
+                                    ("in.h5", "/inputs/conv/q_weight", "never written")),
+    "convolution of holes": (edit(lambda f: [enormous(f"conv/{x}_weight", (32, 10**10))(f) for x in "qkv"]), [],
+                             ("in.h5", "/inputs/conv/q_weight", "at most 268435456 bytes")),
+    "tokens without end": (edit(endless), [], ("memory", "available")),
+    "plan of tokens without end": (edit(endless), ["--dry-run"], ("memory", "available")),
+    "an attribute of 5 MB": (edit(lambda f: f["inputs"].attrs.create("gate", "x" * 5_000_000)), [],
+                             ("in.h5", "gate", "expected")),
+    "a number of 5 MB": (edit(lambda f: f.attrs.create("format_version", np.zeros(1_000_000))), [],
+                         ("in.h5", "format_version", "expected 1")),
     "not built": (lambda path: None, ["--scan", "exscan"], ("exscan", "not built")),
     "no tolerance": (lambda path: None, ["--decay-skip", "certified"], ("tolerance",)),
 }
@@ -87,9 +136,10 @@ def files():
 
 
 def assert_refused(source, output, code, err, words):
-    assert code == USAGE, err
+    assert code == USAGE, err[:2000]
     for word in words:
-        assert word in err, err
+        assert word in err, err[:2000]
+    assert len(err) < 4100 and "Traceback" not in err, err[:2000]
     assert {p.name for p in source.parent.iterdir()} <= {"in.h5", "job.toml"}, "something was written"
 
 
@@ -121,7 +171,7 @@ def test_what_the_engine_does_not_take_is_told_before_it_is_read(files, capsys, 
     def read_nothing(self, *arguments):
         raise AssertionError("something was read")
 
-    monkeypatch.setattr(HostEngine, "forward", no_engine_for_this)
+    monkeypatch.setattr(HostEngine, "check", no_engine_for_this)
     monkeypatch.setattr(InputFile, "read", read_nothing)
     for more in ([], ["--dry-run"]):
         code = main(["run", str(source), str(output), "--engine", "numpy", *more])
@@ -178,7 +228,7 @@ def test_an_existing_output_needs_force(files, capsys):
 def test_a_name_that_cannot_be_written_is_told_before_anything_is_computed(files, capsys, monkeypatch, output, word):
     source, _ = files
     (source.parent / "folder").mkdir()
-    monkeypatch.setattr(Step, "forward", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(RankProblem, "forward", lambda *_, **__: pytest.fail("computed"))
     assert main(["run", str(source), str(source.parent / output), "--engine", "numpy", "--force"]) == USAGE
     assert word in capsys.readouterr().err
     assert {p.name for p in source.parent.iterdir()} == {"in.h5", "folder"}
@@ -229,6 +279,28 @@ def test_a_full_disk_is_told_before_anything_is_computed(files, monkeypatch):
 
     with pytest.raises(ResourceError, match="needs 11 bytes"):
         check_disk(output, 11)
+
+
+def test_what_lies_outside_the_input_is_read_on_request(files, capsys):
+    source, output = files
+    with h5py.File(source, "r+") as file, h5py.File(source.parent / "q.h5", "w") as other:
+        file["inputs/k"][...].tofile(source.parent / "k.bin")
+        shape = file["inputs/k"].shape
+        other["q"] = file["inputs/q"][...]
+        del file["inputs/k"], file["inputs/q"]
+        file["inputs"].create_dataset("k", shape, "f4", external=[(str(source.parent / "k.bin"), 0, 4 * np.prod(shape))])
+        file["inputs/q"] = h5py.ExternalLink("q.h5", "q")
+    command = ["run", str(source), str(output), "--engine", "numpy"]
+    assert main(command) == USAGE and not output.exists()
+    assert "--allow-external" in capsys.readouterr().err
+    assert main([*command, "--allow-external"]) == PASS
+    (source.parent / "job.toml").write_text("allow-external = true\nforce = true")
+    assert main([*command, "--config", str(source.parent / "job.toml")]) == PASS
+    whole = source.with_name("whole.h5")
+    write_case(cases.make("packed", dtype="float32"), whole)
+    assert main(["run", str(whole), str(whole.with_name("expected.h5")), "--engine", "numpy"]) == PASS
+    with ResultFile(output) as one, ResultFile(whole.with_name("expected.h5")) as two:
+        assert np.array_equal(one.read("outputs/out"), two.read("outputs/out"))
 
 
 @pytest.mark.parametrize("io", ["gather", "shards"])

@@ -10,7 +10,8 @@ from kda_engine.bench.record import OURS, read_record
 from kda_engine.layout import CHUNK
 from kda_engine.partition import partition
 from mpi_runner.__main__ import main
-from mpi_runner.traffic import boundary_bytes, parameter_bytes, state_sizes
+from mpi_runner.parallel.routes import ROUTES
+from mpi_runner.traffic import boundary_bytes, crossings, parameter_bytes
 
 RANKS, HEADS, SAMPLES = 3, (1, 2), 3
 
@@ -37,7 +38,7 @@ def has_matplotlib():
 def test_every_case_has_every_sample(measured):
     _, record, _ = measured
     cases = [(row["case"]["what"], row["case"]["ranks"], row["case"]["heads"]) for row in record["rows"]]
-    assert cases == [(what, ranks, HV) for ranks in (2, 3) for what in ("allgather", "serial", "allreduce")
+    assert cases == [(what, ranks, HV) for ranks in (2, 3) for what in (*ROUTES, "allreduce")
                      for HV in HEADS]
     assert record["mode"] == "collectives" and record["machine"]["nodes"] == 1 and record["provenance"]["mpi"]
     for row in record["rows"]:
@@ -52,7 +53,7 @@ def test_bytes_are_those_of_a_run(measured):
             expected = parameter_bytes(HV, 128, ranks)
         else:
             segments = partition(np.array([0, ranks * CHUNK]), ranks)
-            expected = max(boundary_bytes(segments, *state_sizes(HV, 128, 128, "f4"), what, backward=False))
+            expected = max(boundary_bytes(ROUTES[what], crossings(segments, HV, 128, 128, "f4", backward=False)))
         assert row["bytes"] == expected
 
 
@@ -75,9 +76,14 @@ def test_more_ranks_than_there_are_is_refused_everywhere():
 
 def test_a_transfer_that_goes_wrong_on_one_rank_is_not_timed(tmp_path):
     """Rank 1 gets a state that is not the first rank's."""
-    script = ("import sys\nfrom mpi_runner.__main__ import main\nfrom mpi_runner.exchange import Exchange\n"
-              "receive = Exchange.receive\n"
-              "Exchange.receive = lambda self, *given: receive(self, *given) + (self.rank == 1)\n"
+    script = ("import sys\nfrom mpi_runner.__main__ import main\n"
+              "from mpi_runner.parallel.transports import HostTransport\n"
+              "receive = HostTransport.start_receive\n"
+              "def faulty(self, x, source):\n"
+              "    self.wait(receive(self, x, source), 'receiving')\n"
+              "    x += self.rank == 1\n"
+              "    return []\n"
+              "HostTransport.start_receive = faulty\n"
               "sys.exit(main(sys.argv[1:]))")
     done = launch(2, "-c", script, "bench", "collectives", "--heads", 1, "--samples", 2,
                   "--output", tmp_path / "r.json")

@@ -40,7 +40,7 @@ def test_page_and_record(tmp_path, capsys):
     assert [line.split(" | ")[0] for line in lines] == [
         "| forward 40x1 strong", "| forward+backward 40x1 strong", "| forward 2x17x2 strong",
         "| forward+backward 2x17x2 strong"]
-    assert "all: gate lower_bound, engine numpy, cache cold, launch direct, skip exact" in out and "load average" in out
+    assert "all: gate lower_bound, engine numpy, cache cold, launch direct, skip exact, path numpy" in out and "load average" in out
     record = read_record(path)
     assert record["mode"] == "engine" and record["machine"]["threads"] >= 1 and record["provenance"]["engine_version"]
     assert record["ceilings"] == {"bandwidth": 1e10, "matrix_rate": 1e11}
@@ -65,6 +65,9 @@ def test_the_columns_follow_from_the_record():
     assert "| forward A weak engine" not in page and "SM clock in MHz 1700 to 1980" in page
     assert "clocks lowered by SwPowerCap" in page
     assert "| prepare | 1 | 0 |" in page
+    rows = [row | {"path": path} for path in ("fused", "portable")]
+    page = table.markdown(make_record("engine", by, {"name": "GPU"}, {"bandwidth": 1e12, "matrix_rate": 1e13}, rows))
+    assert " | 2.0e-03 | fused |" in page and " | 2.0e-03 | portable |" in page
 
 
 def test_stages(tmp_path):

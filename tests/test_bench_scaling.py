@@ -33,7 +33,7 @@ def test_one_rank_needs_no_launcher(capsys):
 def test_a_wrong_result_of_one_rank_stops_the_timing(tmp_path):
     """The last rank's gradient of the gate is off by a hundredth."""
     script = ("import sys\nfrom mpi4py import MPI\nfrom mpi_runner.__main__ import main\n"
-              "from mpi_runner.staged import StagedEngine\n"
+              "from mpi_runner.parallel.staged import StagedEngine\n"
               "backward = StagedEngine.backward\n"
               "def faulty(self, *given):\n"
               "    gradients = backward(self, *given)\n"

@@ -107,7 +107,7 @@ def planned(monkeypatch):
         def plan(lengths, length):
             monkeypatch.setattr(chain_plan, "choose", lambda *given: (length, 128))
             cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            return device, cu_seqlens, make_chain_plan(cu_seqlens, 4, 132, True)
+            return device, cu_seqlens, make_chain_plan(device.device, cu_seqlens.tobytes(), 4, True)
 
         yield plan
 

@@ -7,12 +7,15 @@ import pytest
 
 from kda_engine.partition import partition
 from mpi_runner.__main__ import main
-from mpi_runner.boundary import Boundaries
-from mpi_runner.prediction import Rates, predict, rounds
-from mpi_runner.traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
+from mpi_runner.parallel.routes import ROUTES
+from mpi_runner.prediction import Rates, predict
+from mpi_runner.traffic import boundary_bytes, crossings, parameter_bytes, state_sizes
 
 ONE_LONG = np.array([0, 1000])
-STATE, TRANSITION = 100, 7
+SCANS = tuple(ROUTES)
+
+# One head in float32: S takes 400 bytes, M 100.
+HV, K, V = 1, 5, 20
 
 
 def plan(capsys, *arguments):
@@ -28,20 +31,16 @@ def refused(capsys, *arguments):
 
 
 def sent(bounds, ranks, scan, backward):
-    return boundary_bytes(partition(np.array(bounds), ranks), STATE, TRANSITION, scan, backward)
+    both = crossings(partition(np.array(bounds), ranks), HV, K, V, "f4", backward)
+    return boundary_bytes(ROUTES[scan], both)
 
 
 def test_one_sequence_over_four_ranks():
-    assert sent(ONE_LONG, 4, "serial", False) == [100, 100, 100, 0]
-    assert sent(ONE_LONG, 4, "serial", True) == [100, 200, 200, 100]
+    assert sent(ONE_LONG, 4, "serial", False) == [400, 400, 400, 0]
+    assert sent(ONE_LONG, 4, "serial", True) == [400, 800, 800, 400]
     # The first rank has no M to send, the last nothing at all; backward, D from all but the first.
-    assert sent(ONE_LONG, 4, "allgather", False) == [300, 321, 321, 0]
-    assert sent(ONE_LONG, 4, "allgather", True) == [300, 621, 621, 300]
-    # Distances 1 and 2: ranks 0 and 1 have two partners ahead, rank 2 one.
-    assert sent(ONE_LONG, 4, "exscan", False) == [214, 214, 107, 0]
-    assert sent(ONE_LONG, 4, "exscan", True) == [214, 321, 321, 214]
-    assert sent(ONE_LONG, 4, "heads", False) == [207 * 3 // 4] * 4
-    assert sent(ONE_LONG, 4, "heads", True) == [407 * 3 // 4] * 4
+    assert sent(ONE_LONG, 4, "allgather", False) == [1200, 1500, 1500, 0]
+    assert sent(ONE_LONG, 4, "allgather", True) == [1200, 2700, 2700, 1200]
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -56,27 +55,15 @@ def test_sequences_that_end_where_ranks_do_need_no_boundary():
         assert sent([0, 160, 320, 480], 3, scan, True) == [0, 0, 0]
 
 
-def test_log_depth_and_constant_volume():
-    """exscan grows with log2 R, heads stays under a constant, allgather grows with R."""
+def test_what_grows_with_the_ranks():
+    """The gather grows with R, a hand-on does not."""
     largest = lambda scan, ranks: max(sent([0, 16 * ranks], ranks, scan, False))
-    assert [largest("exscan", ranks) for ranks in (2, 4, 8, 16, 64)] == [107, 214, 321, 428, 642]
-    assert largest("heads", 64) <= 207 and largest("allgather", 64) == 63 * 107
+    assert [largest("allgather", ranks) for ranks in (3, 4, 64)] == [1000, 1500, 63 * 500]
+    assert [largest("serial", ranks) for ranks in (2, 4, 64)] == [400] * 3
 
 
-@pytest.mark.parametrize("bounds", [[0, 1000], [0, 48, 48, 500, 1000], [0, 16], [0, 0, 7], [0, 100, 200, 300]])
-@pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_allgather_counts_what_is_packed(bounds, ranks):
-    HV, K, V = 3, 4, 5
-    segments = partition(np.array(bounds), ranks)
-    state, transition = state_sizes(HV, K, V, "f4")
-    assert (state, transition) == (3 * 4 * 5 * 4, 3 * 4 * 4 * 4)
-    passing = np.array([s.left is not None and s.right is s.left for s in segments])
-    forward = Boundaries(segments, (HV, K, V), np.dtype("f4"), np.array([s.right is not None for s in segments]),
-                         np.repeat(passing[:, None], HV, axis=1))
-    back = Boundaries(segments, (HV, K, V), np.dtype("f4"), np.array([s.left is not None for s in segments]),
-                      np.zeros((ranks, HV), bool))
-    each = [4 * (ranks - 1) * (a + b) for a, b in zip(forward.lengths, back.lengths)]
-    assert boundary_bytes(segments, state, transition, "allgather", True) == each
+def test_sizes_of_a_boundary():
+    assert state_sizes(3, 4, 5, "f4") == (3 * 4 * 5 * 4, 3 * 4 * 4 * 4)
 
 
 def test_shape_of_options(capsys):
@@ -90,7 +77,8 @@ def test_shape_of_options(capsys):
     per_token = 2 * (4 * 6 + 2 * 2 * 8 + 4 * 6 + 4 * 8 + 4)
     assert result["output_bytes"] == 100 * per_token + 2 * state
     assert result["scans"]["serial"]["total"] == 4 * state and list(result["scans"]) == list(SCANS)
-    assert result["parameter_sum_bytes"] == 8 * (4 + 4 * 8)
+    # Each rank hands on two thirds of it, and as much of the sum.
+    assert result["parameter_sum_bytes"] == 2 * 8 * (4 + 4 * 8) * 2 // 3
 
 
 def test_the_gather_of_a_large_model(capsys):
@@ -128,13 +116,13 @@ def test_wrong_requests(tmp_path, capsys):
     assert "--K: expected without INPUT.h5" in refused(capsys, tmp_path / "x.h5", "--K", 3)
 
 
-# Per second: 10 tokens x heads forward, 5 backward, 20 summarised, 100 bytes; 2 seconds a message.
-RATES = Rates(forward=10, backward=5, summary=20, bandwidth=100, latency=2)
+# Per second: 10 tokens x heads forward, 5 backward, 20 summarised, 300 bytes; 2 seconds a message.
+RATES = Rates(forward=10, backward=5, summary=20, bandwidth=300, latency=2)
 
 
 def predicted(bounds, ranks, scan, backward):
-    """Seconds with 3 value heads, 100 bytes of state and 7 of transition."""
-    return predict(partition(np.array(bounds), ranks), 3, STATE, TRANSITION, scan, backward, RATES)
+    """Seconds with 3 value heads, 300 bytes of state and 12 of transition."""
+    return predict(ROUTES[scan], crossings(partition(np.array(bounds), ranks), 3, 1, 25, "f4", backward), RATES)
 
 
 def test_seconds_of_one_sequence_over_four_ranks():
@@ -145,10 +133,8 @@ def test_seconds_of_one_sequence_over_four_ranks():
     assert predicted(bounds, 4, "serial", False) == pytest.approx(4 * 4.8 + 3 * 3)
     assert predicted(bounds, 4, "serial", True) == pytest.approx(4 * (4.8 + 9.6) + 2 * 3 * 3)
     # Two rounds; the inner ranks send S and M to three others, backward D to three others.
-    assert predicted(bounds, 4, "allgather", False) == pytest.approx(2.4 + 2 * 2 + 3.21 + 4.8)
-    assert predicted(bounds, 4, "allgather", True) == pytest.approx(2.4 + 4 + 3.21 + 4.8 + 2.4 + 4 + 3 + 9.6)
-    assert predicted(bounds, 4, "exscan", False) == pytest.approx(2.4 + 2 * 2 + 2.14 + 4.8)
-    assert predicted(bounds, 4, "heads", False) == pytest.approx(2.4 + 2 * 2 + (207 * 3 // 4) / 100 + 4.8)
+    assert predicted(bounds, 4, "allgather", False) == pytest.approx(2.4 + 2 * 2 + 3.12 + 4.8)
+    assert predicted(bounds, 4, "allgather", True) == pytest.approx(2.4 + 4 + 3.12 + 4.8 + 2.4 + 4 + 3 + 9.6)
 
 
 @pytest.mark.parametrize("scan", ["serial", "allgather"])
@@ -169,8 +155,8 @@ def test_a_state_leaves_as_soon_as_its_piece_is_done():
 
 
 def test_rounds():
-    assert [rounds("allgather", ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
-    assert rounds("exscan", 8) == 3 and rounds("heads", 8) == 2
+    rounds = lambda ranks: ROUTES["allgather"].rounds(crossings(partition(ONE_LONG, ranks), HV, K, V, "f4", False)[0])
+    assert [rounds(ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
 
 
 def test_rates_from_the_command_line(capsys):

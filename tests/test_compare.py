@@ -1,6 +1,7 @@
 """The error metric, and `compare` on files."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -171,6 +172,39 @@ def test_nan_and_missing_and_misshapen_tensors_fail(tmp_path, capsys):
     short = tensors() | {"outputs/out": normal(199, 2, 4).astype("f4")}
     assert run(write(tmp_path / "short.h5", short), b) == MISMATCH
     assert "shape (199, 2, 4) against (200, 2, 4)" in capsys.readouterr().out
+
+
+def test_json_and_single_tensors(tmp_path, capsys):
+    a, b = tensors(), write(tmp_path / "b.h5", tensors())
+    a["outputs/out"][160:170, 1] += 1
+    del a["grads/dA_log"]
+    a = write(tmp_path / "a.h5", a)
+    assert run(a, b, "--json") == MISMATCH
+    told = json.loads(capsys.readouterr().out)
+    assert (told["a"], told["b"], told["pass"]) == (a, b, False)
+    out, state, lost = told["tensors"]
+    assert (out["tensor"], out["where"], out["pass"]) == ("outputs/out", "sequence 1, head 1, tokens from 128", False)
+    assert out["error"] > out["tolerance"] == 2e-5 and state["pass"] and state["error"] == 0
+    assert lost == {"tensor": "grads/dA_log", "why": f"absent in {a}", "pass": False}
+    assert run(a, b, "--only", "final_state") == PASS
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tensor", "outputs/final_state"]
+    assert run(a, b, "--only", "outputs/final_state", "--only", "out", "--json") == MISMATCH
+    assert len(json.loads(capsys.readouterr().out)["tensors"]) == 2
+    # What one file alone has is not lost from sight, nor is it a pass.
+    assert run(a, b, "--only", "dA_log") == NOTHING_COMPARED
+    with pytest.raises(kda.InputError, match="--only: expected a tensor of either file, got dA_lg: did you mean dA_log"):
+        run(a, b, "--only", "dA_lg")
+
+
+def test_a_picture_of_one_tensor(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    a, b = write(tmp_path / "a.h5", tensors()), write(tmp_path / "b.h5", tensors())
+    for name in ("outputs/out", "outputs/final_state", "grads/dA_log"):
+        picture = tmp_path / f"{name.rpartition('/')[2]}.png"
+        assert run(a, b, "--only", name, "--plot", str(picture)) == PASS
+        assert picture.read_bytes().startswith(b"\x89PNG") and f"wrote {picture}" in capsys.readouterr().out
+    with pytest.raises(kda.InputError, match="none/x.png: cannot be written"):
+        run(a, b, "--plot", str(tmp_path / "none" / "x.png"))
 
 
 def test_nothing_in_common_is_not_a_pass(tmp_path):

@@ -16,12 +16,20 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from kda_engine.device import build, cubin, sources  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cubin  # noqa: E402
+from code_digest import kernel_digest  # noqa: E402
+
+from kda_engine.device import build, sources  # noqa: E402
 from kda_engine.device.kernels import ELEMENTS, KERNELS, POINTER  # noqa: E402
+from kda_engine.device.probe_kernels import PROBES  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "kernels" / "resources.md"
 
+
+ALL = KERNELS | PROBES
 
 # Where float16 is compiled too: it differs from bfloat16 in the conversion of elements alone, so one target is enough.
 EVERY_ELEMENT = "sm_90a"
@@ -29,7 +37,7 @@ EVERY_ELEMENT = "sm_90a"
 
 def jobs(target):
     """All (kernel, variant) to compile for a target."""
-    return [(kernel, variant) for kernel in KERNELS.values() for variant in kernel.variants(target)
+    return [(kernel, variant) for kernel in ALL.values() for variant in kernel.variants(target)
             if target.architecture == EVERY_ELEMENT or ("KDA_ELEMENT", ELEMENTS["float16"]) not in variant.defines]
 
 
@@ -63,7 +71,7 @@ def test_launch_table_fits_the_compiled_parameters(architecture):
         assert cubin.parameter_sizes(code, kernel.name) == sizes, kernel.name
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kernel", ALL.values(), ids=ALL)
 def test_launch_table_names_the_parameters_in_order(kernel):
     text = (sources.ROOT / kernel.file).read_text()
     declared = re.search(rf"^ *{kernel.name}\((.*?)\) {{", text, re.MULTILINE | re.DOTALL).group(1)
@@ -76,12 +84,12 @@ def test_launch_table_names_the_parameters_in_order(kernel):
     assert tuple(found) == kernel.parameters
 
 
-def test_every_kernel_file_is_in_the_table():
+def test_every_kernel_file_is_in_a_table():
     files = {str(path.relative_to(sources.ROOT)) for path in sources.ROOT.rglob("*.cu")}
-    assert files == {kernel.file for kernel in KERNELS.values()}
+    assert files == {kernel.file for kernel in ALL.values()}
 
 
-LAYERS = ("common", "ptx", "varlen", "tile", "kernels")
+LAYERS = ("common", "ptx", "varlen", "tile", "kernels", "probes")
 
 
 def test_includes_point_one_way():
@@ -91,6 +99,16 @@ def test_includes_point_one_way():
             assert (sources.ROOT / included).is_file(), f"{name} includes {included}"
             upward = LAYERS.index(included.split("/")[0]) > LAYERS.index(name.split("/")[0])
             assert not upward and not included.endswith(".cu"), f"{name} includes {included}"
+
+
+def test_the_tiles_of_one_path_include_none_of_the_other():
+    for path in (sources.ROOT / "tile").rglob("*.cuh"):
+        if path.parent.name == "shared":
+            others = ("tile/portable", "tile/fused")
+        else:
+            others = ("tile/fused",) if path.parent.name == "portable" else ("tile/portable",)
+        found = [x for x in sources.includes(str(path.relative_to(sources.ROOT))) if x.startswith(others)]
+        assert not found, f"{path} includes {found}"
 
 
 def test_inline_ptx_only_in_ptx():
@@ -138,7 +156,7 @@ def report():
     """docs/kernels/resources.md: registers, shared memory and spills of every kernel, target by target."""
     text = ["# Resources", "", "What the assembler reports, per kernel and variant. Made by `python -m tests.test_compile`.", "",
             f"NVRTC {'.'.join(str(x) for x in build.compiler_version())}", ""]
-    text += [f"- {name}: sources {sources.digest(kernel.file)[:16]}" for name, kernel in KERNELS.items()]
+    text += [f"- {name}: sources {kernel_digest(kernel.file)[:16]}" for name, kernel in ALL.items()]
     spilling = set()
     for architecture in KNOWN:
         rows = defaultdict(list)
@@ -152,7 +170,7 @@ def report():
         text += ["", f"## {architecture}", "",
                  "| kernel | variant | registers | shared bytes | stack bytes | spill bytes stored / loaded |",
                  "| --- | --- | --- | --- | --- | --- |"]
-        text += [row for name in KERNELS for row in rows[name]]
+        text += [row for name in ALL for row in rows[name]]
     text += ["", "## Spills", ""]
     text += [f"{name}: {SPILLS.get(name, UNEXPLAINED)}." for name in sorted(spilling)] or ["None."]
     return "\n".join(text) + "\n"

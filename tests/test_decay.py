@@ -11,8 +11,9 @@ from kda_engine import cases, decay, layout
 from kda_engine.affine import Affine
 from kda_engine.engines.host import HostEngine
 from kda_engine.layout import CHUNK
-from mpi_runner.report import accumulate_bounds
-from mpi_runner.step import warmup_start, warmup_stop
+from mpi_runner.parallel.boundary import BACKWARD, FORWARD
+from mpi_runner.parallel.warmup import warmup
+from mpi_runner.report import accumulate_bounds, dropped_total, finite_rows
 
 
 def piece_of(case):
@@ -123,10 +124,10 @@ def test_the_warm_up_is_the_shortest_below_the_tolerance(tolerance, backward):
 def test_the_warm_up_of_several_heads_is_the_longest():
     piece = piece_of(cases.make("ordinary", tokens=70))
     decision = decay.Decision(np.array([1, 3, 5]), np.array([False, False, True]), np.zeros(3))
-    assert warmup_start(piece, decision, np.array([0, 1])) == 2 * CHUNK
-    assert warmup_stop(piece, decision, np.array([0, 1])) == 3 * CHUNK
+    assert warmup(piece, decision, np.array([0, 1]), FORWARD) == slice(2 * CHUNK, 70)
+    assert warmup(piece, decision, np.array([0, 1]), BACKWARD) == slice(0, 3 * CHUNK)
     # The last chunk is a short one.
-    assert warmup_start(piece, decision, np.array([2])) == 0 and warmup_stop(piece, decision, np.array([2])) == 70
+    assert all(warmup(piece, decision, np.array([2]), way) == slice(0, 70) for way in (FORWARD, BACKWARD))
 
 
 @pytest.mark.parametrize("name", ["strong", "ordinary", "grouped-heads", "expanding", "thousands"])
@@ -233,3 +234,39 @@ def test_reported_bounds_are_json():
     assert row["total_bound"] == [largest, 0.5] and row["log_norm"] == [-largest, -1.0]
     assert after["total_bound"][1] == 0.75
     assert sampled["bound"] is None and sampled["total_bound"] is None
+
+
+def test_one_total_of_all_drops():
+    """Of ranks what is left of each boundary's error, of cuts within a device their own; nothing unknown becomes small."""
+    of_rank = {"rule": "certified", "total_bound": [0.5, 0.25]}
+    of_cut = {"rule": "certified", "bound": [1.0, 0.0], "log_norm": [-1.0, 0.0]}
+    assert dropped_total([], []) == 0 and dropped_total([of_rank], [of_cut, of_cut]) == 2.75
+    assert dropped_total([of_rank | {"rule": "sampled", "total_bound": None}], [of_cut]) is None
+    unknown = finite_rows([of_cut | {"bound": [np.nan, 1.0], "log_norm": [-np.inf, 0.0]}])
+    largest = np.finfo("f8").max
+    assert unknown[0]["bound"] == [largest, 1.0] and unknown[0]["log_norm"] == [-largest, 0.0]
+    assert dropped_total([], unknown) == largest and dropped_total([], [of_cut | {"bound": [np.nan]}]) == largest
+
+
+def test_drops_within_an_engine_are_told_of_the_whole_problem():
+    """A rank's groups count sequences and tokens by themselves."""
+    from types import SimpleNamespace
+
+    from kda_engine.partition import partition
+    from mpi_runner.parallel.share import Share
+    from mpi_runner.parallel.skips import rows_within
+
+    case = cases.make("packed", lengths=(100, 0, 60, 40))
+    operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
+                              case.options.gate)
+    segments = partition(operands.cu_seqlens, 2)
+    found = []
+    for segment in segments:
+        share = Share.of(segment, operands.slice_tokens(segment.start, segment.stop))
+        forwards = {}
+        for name, group in share.named_groups:
+            rows = [{"sequence": n, "token": int(start)} for n, start in enumerate(group.operands.cu_seqlens[:-1])]
+            forwards[name] = SimpleNamespace(dropped=(lambda rows=rows: rows,), saved=None)
+        found += rows_within(share, segment, forwards)
+    starts = [(piece.sequence, piece.start, segment.rank) for segment in segments for piece in segment.pieces]
+    assert [(row["sequence"], row["token"], row["rank"]) for row in found] == starts and len(starts) >= 4

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from kda_engine.device import build, cubin, module, plan, sources  # noqa: E402
+import cubin  # noqa: E402
+
+from kda_engine.device import build, module, plan, sources  # noqa: E402
 from kda_engine.device.kernels import KERNELS, WIDE_COLUMNS, variant  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 from kda_engine.errors import InputError  # noqa: E402
@@ -131,6 +133,46 @@ def test_an_interrupted_write_leaves_nothing(tree, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         module.cubin_path("kernels/triple.cu", (), "sm_90a")
     assert cached(tree) == []
+
+
+DAMAGES = {
+    "empty": lambda content: b"", "cut": lambda content: content[: len(content) // 2],
+    "digest cut": lambda content: content[:-1], "header": lambda content: bytes([content[0] ^ 255]) + content[1:],
+    "code": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
+    "digest": lambda content: content[:-1] + bytes([content[-1] ^ 1]), "zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_made_anew(tree, damage):
+    path = module.cubin_path("kernels/triple.cu", (), "sm_90a")
+    whole, code = path.read_bytes(), module.cubin("kernels/triple.cu", (), "sm_90a")
+    assert whole.startswith(code) and code[:4] == b"\x7fELF"
+    path.write_bytes(DAMAGES[damage](whole))
+    assert module.cubin("kernels/triple.cu", (), "sm_90a") == code
+    assert path.read_bytes() == whole and cached(tree) == [path.name]
+
+
+def test_an_entry_is_on_the_disk_before_it_has_its_name(tree, monkeypatch):
+    done = []
+    fsync, replace = module.os.fsync, module.os.replace
+    monkeypatch.setattr(module.os, "fsync", lambda file: done.append("fsync") or fsync(file))
+    monkeypatch.setattr(module.os, "replace", lambda *given: done.append("replace") or replace(*given))
+    module.cubin_path("kernels/triple.cu", (), "sm_90a")
+    assert done == ["fsync", "replace"]
+
+
+def test_a_user_without_a_home_is_told_of_the_variable(monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("KDA_ENGINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module.Path, "home", nobody)
+    with pytest.raises(InputError, match="^KDA_ENGINE_CACHE: expected the folder for compiled kernels, got none"):
+        module.cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert module.cache_folder() == Path("/somewhere/kda_engine")
 
 
 def test_what_the_compiler_refuses_is_told(tree):

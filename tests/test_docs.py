@@ -25,7 +25,8 @@ from mpi_runner.__main__ import parser
 from mpi_runner.job import Job
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted({ROOT / "README.md", ROOT / "data" / "README.md", ROOT / "examples" / "README.md",
+PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md",
+                *(ROOT / folder / "README.md" for folder in ("data", "examples", "tests")),
                 *(ROOT / "docs").rglob("*.md")})
 PROJECT = ("kda_engine", "mpi_runner", "kernels_cu", "examples", "docs", "LICENSE", "Makefile", "pyproject.toml")
 FENCE = re.compile(r"^```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -162,21 +163,40 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
-def test_the_pictures_are_those_of_their_script(folder):
+@pytest.mark.parametrize("script, page", [("decomposition", "decomposition"), ("glance", "glance")])
+def test_the_pictures_of_a_page_are_those_of_its_script(script, page, folder):
     pytest.importorskip("matplotlib")
     drawn = folder / "pictures"
     drawn.mkdir()
-    subprocess.run([sys.executable, "docs/figures/decomposition.py", drawn], check=True, timeout=120)
-    kept = sorted(path.name for path in (ROOT / "docs" / "figures").glob("*.svg"))
-    assert sorted(path.name for path in drawn.iterdir()) == kept and len(kept) >= 3
-    shown = (ROOT / "docs" / "decomposition.md").read_text()
-    for name in kept:
-        assert f"figures/{name}" in shown and (drawn / name).stat().st_size > 5000
+    subprocess.run([sys.executable, f"docs/figures/{script}.py", drawn], check=True, timeout=120)
+    shown = set(re.findall(r"\(figures/([^)]+)\)", (ROOT / "docs" / f"{page}.md").read_text()))
+    assert {path.name for path in drawn.iterdir()} == shown and len(shown) >= 3
+    for name in shown:
+        assert (drawn / name).stat().st_size > 5000
         assert (ROOT / "docs" / "figures" / name).stat().st_size < 60_000
 
 
-def test_the_worked_example_says_what_it_prints(folder, capsys):
-    page = ROOT / "docs" / "decomposition.md"
-    snippet, shown = [block.code for block in blocks(page) if block.language in ("python", "")][:2]
-    exec(snippet, {})
-    assert capsys.readouterr().out == shown
+def test_every_picture_is_shown():
+    pages = "".join(page.read_text() for page in PAGES)
+    assert all(f"figures/{path.name}" in pages for path in (ROOT / "docs" / "figures").glob("*.svg"))
+
+
+def test_snippets_print_what_the_page_shows(folder, capsys):
+    page, names, compared = ROOT / "docs" / "decomposition.md", {}, []
+    block, *rest = [block for block in blocks(page) if block.language in ("python", "")]
+    for after in [*rest, None]:
+        if block.language == "python":
+            exec(compile(block.code, str(block), "exec"), names)
+            shown = capsys.readouterr().out
+            if after is not None and after.language == "":
+                assert shown == after.code, str(block)
+                compared.append(shown)
+        block = after
+    # The worked example: forward from state 0, backward from gradient 1, by scans and by the engine.
+    assert compared[1:] == ["[2.0, 1.8, 3.54]\n[0.75, 0.9, 1.0]\n", "3.54 0.75\n"]
+
+
+def test_the_page_on_tests_names_files_that_are_there():
+    text = (ROOT / "tests" / "README.md").read_text()
+    named = set(re.findall(r"`(test_\w+\.py)`", text))
+    assert len(named) > 50 and named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}

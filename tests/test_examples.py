@@ -1,6 +1,7 @@
 """The examples, with PyTorch on the CPU."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def test_another_implementation_is_judged(example, golden, tmp_path, capsys):
     assert main(["golden", "check", "--json", "--output", str(output), str(path)]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert {tensor["tensor"] for tensor in told["tensors"]} == set(read_golden(path).results)
+
+
+def test_a_folder_of_goldens_becomes_a_folder_of_outputs(example, tmp_path, capsys):
+    goldens = tmp_path / "goldens"
+    goldens.mkdir()
+    for name in ("ordinary.h5", "one-token.h5", "conv-biased.h5"):
+        shutil.copy(ROOT / "data" / name, goldens)
+    example("judge_torch", goldens, tmp_path / "outputs", "--operator", "torch_kda:recurrent_kda")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["one-token.h5", "ordinary.h5"]
+    capsys.readouterr()
+    assert main(["golden", "check", "--outputs", str(tmp_path / "outputs"), str(goldens)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 goldens pass, 1 were not compared"
 
 
 def test_a_wrong_implementation_is_found(example, tmp_path, capsys, monkeypatch):
@@ -102,3 +115,70 @@ def test_captured_results_are_the_layers_own(example, tmp_path):
         assert close(file.read("grads/dk"), kept["k"].grad.numpy().reshape(80, 2, 16))
         assert close(file.read("grads/dA_log"), model.A_log.grad.numpy())
         assert close(file.read("grads/ddt_bias"), model.dt_bias.grad.numpy().reshape(2, 16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_engine_as_an_operator_of_pytorch(example, dtype):
+    """Values and every gradient against PyTorch's own graph of the recurrence, in two calls of a training loop."""
+    import torch
+    from autograd_torch import chunk_kda
+    from torch_kda import recurrent_kda
+
+    torch.manual_seed(2)
+    B, T, H, HV, K, V = 2, 37, 2, 4, 8, 6
+    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "g": (B, T, HV, K), "beta": (B, T, HV),
+              "A_log": (HV,), "dt_bias": (HV * K,), "initial_state": (B, HV, K, V)}
+    kind = getattr(torch, dtype)
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    leaves = {name: torch.randn(shape).to(wide if name in ("A_log", "dt_bias", "initial_state") else kind)
+              .requires_grad_() for name, shape in shapes.items()}
+    options = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True,
+               "safe_gate": True, "lower_bound": -5.0, "output_final_state": True}
+    weights = torch.randn(B, T, HV, V).to(kind), torch.randn(B, HV, K, V).to(wide)
+
+    def gradients(operator):
+        for x in leaves.values():
+            x.grad = None
+        out, state = operator(**leaves, **options)
+        ((out * weights[0]).sum() + (state * weights[1]).sum()).backward()
+        return {"out": out.detach(), "state": state.detach(), **{name: x.grad for name, x in leaves.items()}}
+
+    right, found = gradients(recurrent_kda), gradients(chunk_kda)
+    allowed = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1e-2}[dtype]
+    for name, x in right.items():
+        assert found[name].dtype == x.dtype and found[name].shape == x.shape, name
+        assert (found[name] - x).double().norm() <= allowed * x.double().norm(), name
+    # Without the final state, and with a gate that has no parameters.
+    few = {name: leaves[name] for name in ("q", "k", "v", "g", "beta")}
+    few["g"] = -leaves["g"].exp().detach()
+    assert chunk_kda(**few)[1] is None
+
+
+def test_a_model_trains_on_the_engine(example, capsys, monkeypatch):
+    import torch_kda
+
+    monkeypatch.setattr(torch_kda, "recurrent_kda", torch_kda.recurrent_kda)
+    example("autograd_torch")
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("switches", [
+    {}, {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True},
+    {"use_gate_in_kernel": True, "lower_bound": -2.0, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True},
+    {"use_qk_l2norm_in_kernel": True, "state_v_first": True, "scale": 0.2}], ids=str)
+def test_the_same_call_of_compat_gives_the_same(example, switches):
+    import torch
+    from torch_kda import recurrent_kda
+
+    from kda_engine.compat import chunk_kda
+
+    torch.manual_seed(3)
+    B, T, H, K = 2, 25, 2, 8
+    x = {name: torch.randn(B, T, H, K, dtype=torch.float64) / 3 for name in ("q", "k", "v", "g")}
+    x["g"] = x["g"] if switches.get("use_gate_in_kernel") else -x["g"].exp()
+    x |= {"beta": torch.rand(B, T, H, dtype=torch.float64), "A_log": torch.randn(H, dtype=torch.float64),
+          "dt_bias": torch.randn(H * K, dtype=torch.float64), "initial_state": torch.randn(B, H, K, K).double()}
+    right, found = (operator(**x, output_final_state=True, **switches) for operator in (recurrent_kda, chunk_kda))
+    for a, b in zip(found, right):
+        assert isinstance(a, torch.Tensor) and (a - b).norm() <= 1e-12 * b.norm()

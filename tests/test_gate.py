@@ -1,13 +1,18 @@
 """Gates, beta forms and the q/k norm against 60-digit arithmetic."""
 
+import re
+from dataclasses import replace
 from decimal import Decimal, localcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle import assert_close, run, upcast
 
 import kda_engine as kda
 from kda_engine import Options, cases, gate, layout
-from kda_engine.options import BETAS
+from kda_engine.compare import TOLERANCES
+from kda_engine.options import BETAS, GATES
 
 EXTREMES = [0.0, -0.0, 1e-300, 1e-20, -1e-20, 0.3, -0.3, 1.0, -2.5, 17.0, -17.0, 37.0, -37.0, 88.0, -88.0, 104.0,
             -104.0, 700.0, -700.0, 3000.0, -3000.0]
@@ -52,8 +57,9 @@ def test_softplus(dtype, tolerance, floor):
 
 
 def make_gate(form, dtype="f8", A_log=0.7, bias=0.25, lower_bound=-5.0):
-    rate = np.exp(np.full((1, 1), A_log, dtype))
-    return gate.Gate(form, lower_bound, rate, np.full((1, 1), bias, dtype)), Decimal(float(rate[0, 0])), Decimal(bias)
+    log_rate = np.full((1, 1), A_log, dtype)
+    rate = Decimal(float(np.exp(log_rate)[0, 0]))
+    return gate.Gate(form, lower_bound, log_rate, np.full((1, 1), bias, dtype)), rate, Decimal(bias)
 
 
 def column(values, dtype="f8"):
@@ -73,6 +79,15 @@ def test_log_decay(dtype, tolerance):
     close(soft.log_decay(g).ravel(), digits(lambda x: -rate * log1p_exp(x + bias), g.ravel()), tolerance)
     log, _, _ = make_gate("log", dtype)
     assert np.array_equal(log.log_decay(np.array([-np.inf, -3, 0], dtype)), np.array([-np.inf, -3, 0], dtype))
+
+
+@pytest.mark.parametrize("enum, names", [("GateForm", GATES), ("BetaForm", BETAS)])
+def test_kernels_number_the_forms_alike(enum, names):
+    """Kernels get a form as its place in the tuple; an unknown number would be computed as another form."""
+    text = (Path(__file__).resolve().parents[1] / "kernels_cu" / "common" / "gate.cuh").read_text()
+    listed = re.search(rf"enum class {enum} : int {{([^}}]*)}}", text)[1]
+    numbers = {name: int(number) for name, number in re.findall(r"k(\w+) = (\d+)", listed)}
+    assert numbers == {name.title().replace("_", ""): place for place, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("form", ["lower_bound", "softplus"])
@@ -161,7 +176,7 @@ def test_gate_parameters_default_to_zero():
     beta = np.zeros((1, 2), "f4")
     operands, _ = layout.pack(k, k, k, k, beta, None, None, None, "softplus")
     this = gate.Gate.of(operands, Options(gate="softplus"), "f4")
-    assert np.array_equal(this.rate, np.ones((2, 1))) and np.array_equal(this.bias, np.zeros((2, 3)))
+    assert np.array_equal(this.log_rate, np.zeros((2, 1))) and np.array_equal(this.bias, np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1e19, 1e30, 1e38])
@@ -185,3 +200,69 @@ def test_masked_gates_leave_the_rates_gradient_finite(form, masked):
     fwd = kda.forward(case.q, case.k, case.v, g, case.beta, A_log=np.full(2, 2, "f4"), engine="numpy",
                       options=kda.Options(gate=form))
     assert np.all(np.isfinite(kda.backward(fwd, case.d_out).dA_log))
+
+
+EXTREME_GATES = [("softplus", 87, -90), ("softplus", 89, -92), ("softplus", 100, -101), ("softplus", 300, -302),
+                 ("softplus", 89, 3), ("softplus", -100, 95), ("softplus", 1000, -1001), ("softplus", -1000, 5),
+                 ("lower_bound", 87, -1e-37), ("lower_bound", 89, -1e-37), ("lower_bound", 89, 7e-37),
+                 ("lower_bound", 100, 1), ("lower_bound", 300, -1), ("lower_bound", -100, 95),
+                 ("lower_bound", 1000, 0), ("lower_bound", 1000, 1)]
+
+
+@pytest.mark.parametrize("form, A_log, g", EXTREME_GATES)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_rates_beyond_the_types_range(form, A_log, g, dtype):
+    """exp(A_log), or the sigmoid that it multiplies, overflows or underflows; log decay and gradients do not."""
+    A_log, x = np.full((1, 1), A_log, dtype), np.array([g, 0.0, g * 1.01, g * 1.001], dtype)
+    this = gate.Gate(form, -5.0, A_log, np.zeros((1, 1), dtype))
+    rate = Decimal(float(A_log[0, 0])).exp()
+    # Beyond e^100000 even these digits end.
+    sigma = lambda v: 1 / one_plus_exp(-max(min(v, Decimal(10**5)), Decimal(-10**5)))
+    if form == "softplus":
+        value, slope = lambda v: -rate * log1p_exp(v), lambda v: -rate * sigma(v)
+    else:
+        value = lambda v: -5 * sigma(rate * v)
+        slope = lambda v: -5 * rate * sigma(rate * v) * sigma(-rate * v)
+    d = np.array([1.0, 2.0, 0.5, 0.0], dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = digits(value, x).astype(dtype), np.where(d == 0, 0, d * digits(slope, x)).astype(dtype)
+        log_decay = this.log_decay(x[:, None, None]).ravel()
+        dg, dA_log, ddt_bias = this.adjoint(d[:, None, None], x[:, None, None])
+    # A_log + g is rounded before the exponential: units in the last place of A_log, as errors of the result.
+    tolerance = 4 * np.finfo(dtype).eps * (1 + abs(float(A_log[0, 0])))
+    for computed, truth in ((log_decay, exact[0]), (dg.ravel(), exact[1])):
+        assert not np.isnan(computed).any() and dg.dtype == dtype
+        finite = np.isfinite(truth)
+        assert (np.isfinite(computed) == finite).all(), (computed, truth)
+        close(computed[finite], truth[finite], tolerance, np.finfo(dtype).tiny)
+    assert not np.isnan(dA_log).any() and not np.isnan(ddt_bias).any()
+
+
+@pytest.mark.parametrize("form, A_log, g", [("softplus", 87, -90), ("softplus", 120, -121), ("lower_bound", 89, 0),
+                                            ("lower_bound", 300, 1e-3), ("softplus", 89, 0)])
+def test_the_engine_takes_rates_beyond_float32(form, A_log, g):
+    case = cases.make("ordinary", K=8, V=4)
+    raw = (g + 0.3 * case.g).astype("f4") if g else np.zeros_like(case.g)
+    case = replace(case, A_log=np.full(2, A_log, "f4"), dt_bias=None, g=raw, options=Options(gate=form))
+    computed, expected = run(case, "numpy"), run(upcast(case), "reference")
+    for name in ("out", "final_state", "dq", "dk", "dv", "dbeta", "d_initial_state"):
+        assert kda.compare(computed[name], expected[name]) <= 2e-5, name
+    for name in ("dg", "dA_log"):
+        with np.errstate(over="ignore"):
+            exact = expected[name].astype(computed[name].dtype)
+        finite = np.isfinite(exact)
+        assert (np.isfinite(computed[name]) == finite).all() and not np.isnan(computed[name]).any(), name
+        assert kda.compare(np.where(finite, computed[name], 0), np.where(finite, exact, 0)) <= 2e-5, name
+
+
+def test_the_norm_of_a_single_channel_keeps_its_gradients_digits():
+    """K = 1: x / sqrt(x^2 + 1e-6) hardly depends on x, and its slope is what is left of a difference."""
+    x = np.random.default_rng(0).standard_normal((50, 2, 1))
+    for dtype, tolerance in (("f4", 1e-6), ("f8", 1e-15)):
+        narrow = x.astype(dtype)
+        got = gate.l2norm_adjoint(np.ones_like(narrow), *gate.l2norm(narrow, True))
+        exact = 1e-6 * (narrow.astype("f8") ** 2 + 1e-6) ** -1.5
+        assert got.dtype == dtype
+        close(got.ravel(), exact.ravel(), tolerance)
+    case = cases.make("ordinary", K=1, V=3)
+    assert_close(run(case, "numpy"), run(upcast(case), "reference"), TOLERANCES["f4"])

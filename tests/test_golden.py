@@ -26,7 +26,7 @@ from kda_engine.hdf5.types import write_json
 from mpi_runner import provenance
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
-from mpi_runner.goldens import making, sources
+from mpi_runner.goldens import finding, making, sources, suite
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 FILES = sorted(path.name for path in DATA.glob("*.h5"))
@@ -54,8 +54,11 @@ def make(path, name="packed", **given):
 
 def test_the_manifest_lists_the_folder():
     assert FILES and sorted(read_manifest(DATA)) == FILES
-    sizes = [(DATA / name).stat().st_size for name in FILES]
-    assert max(sizes) <= 200_000 and sum(sizes) <= 10 << 20
+    sizes = {name: (DATA / name).stat().st_size for name in FILES}
+    # A head's state of 128 x 128 takes 64 KB, and each of these goldens holds up to four.
+    wide = {name for name in FILES if name.startswith("K128-")}
+    assert all(size <= (400_000 if name in wide else 200_000) for name, size in sizes.items())
+    assert sum(sizes.values()) <= 10 << 20
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -93,6 +96,11 @@ def test_they_cover_the_operator():
     assert any(g.case.v.shape[1] > g.case.q.shape[1] for g in goldens)
     assert any(g.case.v.shape[2] != g.case.q.shape[2] for g in goldens)
     assert any((np.diff(g.case.cu_seqlens) == 0).any() for g in goldens)
+    # What kernels are tuned for.
+    tuned = [g for g in goldens if g.case.k.shape[2] == g.case.v.shape[2] == 128]
+    assert {g.case.options.gate for g in tuned} == {"lower_bound", "softplus", "log"}
+    assert {g.case.v.dtype.name for g in tuned} == {"bfloat16", "float16", "float32"}
+    assert any(g.case.v.shape[1] > g.case.q.shape[1] for g in tuned) and any(len(g.case.cu_seqlens) > 2 for g in tuned)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -152,8 +160,8 @@ def test_new_keeps_the_manifest_and_existing_files(tmp_path):
 
 def test_list_names_what_goldens_hold(capsys):
     assert run("list") == PASS
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == FILES
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == FILES and last == f"{len(FILES)} goldens in {DATA}"
     assert any("gate=softplus" in line and "float64" in line for line in lines)
 
 
@@ -215,7 +223,7 @@ DAMAGES = {
     "bounds": (edit(lambda f: f["inputs/cu_seqlens"].__setitem__(1, 32)), "cu_seqlens"),
     "option": (edit(lambda f: f["inputs"].attrs.__setitem__("lower_bound", -4.0)), "options"),
     "tensor left out": (edit(lambda f: f.__delitem__("grads/dk")), "/grads/dk"),
-    "no checksums": (edit(lambda f: f.__delitem__("checksums")), "readable data"),
+    "no checksums": (edit(lambda f: f.__delitem__("checksums")), "got nothing"),
     "other checksums": (edit(lambda f: (f.__delitem__("checksums"), write_json(f, "checksums/json", [1]))), "readable"),
     "no report": (edit(lambda f: f.__delitem__("report")), "report"),
     "flipped bit": (flip, None),
@@ -278,8 +286,77 @@ def test_one_bad_golden_among_good_ones(tmp_path, capsys):
 
 
 def test_nothing_compared_is_not_a_pass(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "DATA", str(tmp_path))
-    assert run("check") == NOTHING_COMPARED and run("list") == NOTHING_COMPARED
+    monkeypatch.setattr(finding, "_PLACES", [tmp_path / "none", tmp_path])
+    for action in ("check", "list", "upgrade"):
+        assert run(action) == NOTHING_COMPARED
+        assert f"no goldens in {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(kda.InputError, match="expected a folder with goldens, got one without any .h5 file"):
+        run("list", tmp_path)
+
+
+def test_a_name_alone_is_one_that_came_along(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("list", "ragged.h5") == PASS
+    assert run("list", "none.h5") == GOLDEN
+    make(tmp_path / "ragged.h5")
+    capsys.readouterr()
+    # One's own comes first.
+    assert run("list", "ragged.h5") == PASS and "packed" in capsys.readouterr().out
+
+
+def test_a_folder_stands_for_its_goldens(tmp_path, capsys):
+    make(tmp_path / "b.h5")
+    make(tmp_path / "a.h5")
+    assert run("list", tmp_path) == PASS
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["a.h5", "b.h5"]
+    assert run("check", "--engine", "numpy", tmp_path) == PASS
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 goldens pass"
+
+
+SMALL = ("--K", 3, "--V", 2, "--heads", 1, "--tokens", 24, "--dtype", "float64")
+
+
+def test_a_suite_is_every_case_at_the_given_sizes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cases, "RECIPES", {name: recipe for name, recipe in cases.RECIPES.items() if name in
+                                           ("ordinary", "tokens-17", "packed", "no-states", "grouped-heads", "conv",
+                                            "odd-sizes", "wide-keys", "empty-middle", "relay", "thousands")})
+    folder = tmp_path / "suite"
+    assert run("suite", folder, *SMALL, "--seed", 3) == PASS
+    assert capsys.readouterr().out.splitlines()[-1] == f"{folder}: 9 goldens"
+    made = {path.stem: read_golden(path).case for path in folder.glob("*.h5")}
+    # Cases that are about other head counts and sizes would be the ordinary one again.
+    assert set(made) == set(cases.RECIPES) - {"odd-sizes", "wide-keys"}
+    assert all(case.k.shape[1:] == (1, 3) and case.v.shape[2] == 2 and case.v.dtype == "f8" for case in made.values())
+    assert made["grouped-heads"].v.shape[1] == 2
+    lengths = {name: case.lengths.tolist() for name, case in made.items()}
+    assert lengths["tokens-17"] == [17] and lengths["packed"] == [33, 16, 48, 5]
+    assert lengths["empty-middle"] == [20, 0, 17]
+    assert lengths["ordinary"] == [24] and lengths["no-states"] == [9, 15] and lengths["conv"] == [10, 1, 0, 13]
+    assert run("check", "--engine", "numpy", folder) == PASS
+    entry = read_manifest(folder)["no-states.h5"]
+    assert entry.made == ("kda-engine golden new no-states no-states.h5 --dtype=float64 --seed=3 --heads=1 --K=3 --V=2 "
+                          "--lengths=9,15")
+    monkeypatch.chdir(tmp_path)
+    assert run(*shlex.split(entry.made)[2:]) == PASS
+    again = read_golden("no-states.h5")
+    assert again.case.k.tobytes() == made["no-states"].k.tobytes()
+
+
+def test_a_suite_keeps_what_is_there(tmp_path, capsys):
+    (tmp_path / "ordinary.h5").touch()
+    with pytest.raises(kda.InputError, match="ordinary.h5: exists"):
+        run("suite", tmp_path, *SMALL)
+    assert os.listdir(tmp_path) == ["ordinary.h5"]
+    with pytest.raises(kda.InputError, match="--value-heads: expected together with --heads"):
+        run("suite", tmp_path, "--value-heads", 4)
+    with pytest.raises(kda.InputError, match="--tokens: expected at least 1, got 0"):
+        run("suite", tmp_path, "--tokens", 0)
+
+
+def test_no_two_goldens_of_a_suite_are_one_problem():
+    names = [name for name, _ in suite.plan({"K": 128, "V": 128, "heads": 2, "value_heads": 2, "dtype": "bfloat16"})]
+    assert "grouped-heads" not in names and "one-channel" not in names and "K128" not in names
+    assert len([name for name, _ in suite.plan({})]) == len(cases.names())
 
 
 def test_an_unreadable_manifest_is_a_bad_golden(tmp_path):

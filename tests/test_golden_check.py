@@ -6,6 +6,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from launcher import launch
@@ -16,9 +17,11 @@ from kda_engine.engines.host import HostEngine
 from kda_engine.evaluation import evaluate, reference
 from kda_engine.hdf5.golden import read_golden, write_golden
 from kda_engine.hdf5.results import write_results
+from mpi_runner.__main__ import main
 from mpi_runner.commands import golden as command
 from mpi_runner.exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS, USAGE
-from mpi_runner.goldens import sources
+from mpi_runner.goldens import heat_map, judging, sources
+from mpi_runner.goldens.heat_map import write_heat_map
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -58,6 +61,47 @@ def test_an_output_made_elsewhere(made, capsys):
         assert judged(golden, {**results, name: x[:-1]}, capsys) == (MISMATCH, [name])
     without = {name: x for name, x in results.items() if name != "grads/dk"}
     assert judged(golden, without, capsys) == (MISMATCH, ["grads/dk"])
+
+
+def test_an_output_written_with_h5py_alone(made, capsys):
+    golden, results = made
+    with h5py.File(golden.parent / "bare.h5", "w") as file:
+        for name, x in results.items():
+            file[name] = x
+    assert check("--output", golden.parent / "bare.h5", golden) == PASS
+    with h5py.File(golden.parent / "bare.h5", "r+") as file:
+        file["grads/dk"][3, 1, 2] += 1
+    assert check("--output", golden.parent / "bare.h5", golden) == MISMATCH
+    assert main(["compare", str(golden.parent / "bare.h5"), str(golden)]) == MISMATCH
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line] == ["grads/dk"] * 2
+
+
+def test_a_folder_of_outputs(made, tmp_path, capsys):
+    golden, results = made
+    goldens, outputs = tmp_path / "goldens", tmp_path / "outputs"
+    goldens.mkdir(), outputs.mkdir()
+    for name in ("a.h5", "b.h5", "c.h5", "d.h5"):
+        (goldens / name).write_bytes(golden.read_bytes())
+    write_results(outputs / "a.h5", results, {})
+    write_results(outputs / "b.h5", results | {"grads/dk": results["grads/dk"] * np.float32(1.1)}, {})
+    assert check("--outputs", outputs, goldens) == MISMATCH
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{goldens / 'a.h5'}: packed, {outputs / 'a.h5'}, tier tight")
+    assert lines[0].endswith("ok")
+    assert [line.split()[0] for line in lines if "FAIL" in line] == ["grads/dk"]
+    assert f"{goldens / 'c.h5'}: packed, {outputs / 'c.h5'}: not compared: there is no such file" in lines
+    assert lines[-1] == "1 of 4 goldens pass, 2 were not compared"
+    (outputs / "b.h5").write_bytes(b"no HDF5")
+    assert check("--outputs", outputs, goldens) == MISMATCH
+    assert "expected an HDF5 file, got something else" in capsys.readouterr().out
+    (outputs / "b.h5").unlink()
+    assert check("--outputs", outputs, goldens) == PASS
+    (outputs / "a.h5").rename(outputs / "aa.h5")
+    with pytest.raises(kda.InputError, match="aa.h5: expected the name of a golden"):
+        check("--outputs", outputs, goldens)
+    assert check("--outputs", outputs, goldens / "a.h5") == NOTHING_COMPARED
+    with pytest.raises(kda.InputError, match="--outputs: expected a folder"):
+        check("--outputs", outputs / "aa.h5", goldens)
 
 
 def test_a_forward_alone_is_judged_as_one(made, capsys):
@@ -129,14 +173,12 @@ def test_a_golden_that_the_engine_does_not_take_is_passed_over(made, capsys, mon
     golden, _ = made
     case = cases.make("ordinary", dtype="f8")
     write_golden(golden.parent / "wide.h5", case, reference(case), {})
-    forward = HostEngine.forward
 
-    def narrow(self, operands, *arguments, **named):
+    def narrow(self, operands, options):
         if operands.state_dtype == np.float64:
             raise kda.InputError("engine: expected no float64")
-        return forward(self, operands, *arguments, **named)
 
-    monkeypatch.setattr(HostEngine, "forward", narrow)
+    monkeypatch.setattr(HostEngine, "check", narrow)
     report = golden.parent / "report.xml"
     assert check("--engine", "numpy", "--junit", report, golden, golden.parent / "wide.h5") == PASS
     out = capsys.readouterr().out
@@ -202,6 +244,38 @@ def test_plot(made, capsys):
         check("--engine", "numpy", "--plot", golden.parent / "errors.doc", golden)
 
 
+def test_many_goldens_go_on_several_pages(made, tmp_path):
+    pytest.importorskip("matplotlib")
+    golden = read_golden(made[0])
+    judgement = judging.judge(golden, golden.results, "out.h5")
+    paths = write_heat_map(tmp_path / "errors.svg", [judgement] * 9)
+    assert [Path(path).name for path in paths] == ["errors-1.svg", "errors-2.svg"]
+    assert all(Path(path).read_text().count("g.h5") == count for path, count in zip(paths, (8, 1)))
+    assert write_heat_map(tmp_path / "errors.pdf", [judgement] * 9) == [tmp_path / "errors.pdf"]
+    assert b"/Count 2" in (tmp_path / "errors.pdf").read_bytes()
+
+
+def test_the_picture_has_every_tensor_and_labels_sequences(tmp_path):
+    pytest.importorskip("matplotlib")
+    case = cases.make("conv", K=4, V=3)
+    results = reference(case)
+    wrong = results | {"grads/dA_log": results["grads/dA_log"] * np.array([1, 2], "f4")}
+    write_golden(tmp_path / "g.h5", case, results, {})
+    judgement = judging.judge(read_golden(tmp_path / "g.h5"), wrong, "out.h5")
+    blocks = {verdict.name: verdict.blocks[1] for verdict in judgement.verdicts}
+    assert blocks.keys() == results.keys()
+    # Sequences of 33, 2, 0 and 40 tokens; a state each, an error a head of a parameter, a channel of a convolution.
+    assert blocks["outputs/out"].shape == (3, 2) and blocks["outputs/final_state"].shape == (4, 2)
+    assert blocks["grads/dA_log"].tolist() == [[0, 1]] and blocks["grads/conv/dv_weight"].shape == (1, 2 * 3)
+    figure = heat_map._page([judgement])
+    by_label = {label: [axes for axes in figure.axes if axes.get_xlabel() == label] for label in ("sequence", "token")}
+    assert len(by_label["sequence"]) == 8 and not by_label["token"]
+    assert [text.get_text() for text in by_label["sequence"][0].get_xticklabels()] == ["0", "1", "3"]
+    titles = {text.get_text() for text in figure.texts}
+    assert {name.rpartition("/")[2] for name in results} <= titles
+    assert sum(bool(axes.images) for axes in figure.axes) == len(results)
+
+
 def test_plot_without_matplotlib_says_what_brings_it(made, monkeypatch):
     golden, _ = made
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
@@ -258,7 +332,9 @@ def test_failures_over_ranks(tmp_path):
 
 
 def test_nothing_compared_over_ranks(tmp_path):
-    script = ("import sys\nfrom mpi_runner.commands import golden\ngolden.DATA = sys.argv[1]\n"
+    script = ("import pathlib, sys\nfrom mpi_runner.goldens import finding\n"
+              "finding._PLACES = [pathlib.Path(sys.argv[1])]\n"
               "from mpi_runner.__main__ import main\nsys.exit(main(['golden', 'check']))")
     done = launch(2, "-c", script, tmp_path)
     assert done.returncode == NOTHING_COMPARED and done.stderr.count("nothing was compared") == 1
+    assert done.stderr.count("no goldens in") == 1

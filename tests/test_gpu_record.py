@@ -1,4 +1,4 @@
-"""No kernel lands unverified: what can be launched is what the recorded GPU run tested, and that run passed."""
+"""No kernel lands unverified: the code that can be launched is what the recorded GPU run tested, and that run passed."""
 
 import json
 

@@ -134,11 +134,34 @@ def test_damaged_results_are_refused(tmp_path):
         ResultFile(path)
     path.write_bytes(good)
     with h5py.File(path, "r+") as file:
-        del file["report"]
+        del file["report/json"]
+        file["report/json"] = "{"
     with pytest.raises(InputError, match="report"):
         ResultFile(path)
     with pytest.raises(InputError, match="nothing"):
         ResultFile(tmp_path / "absent.h5")
+
+
+def test_results_written_with_h5py_alone(tmp_path):
+    """Datasets are all that a reader needs; what is there beside them has to be right all the same."""
+    path, out = tmp_path / "out.h5", values((64, 2, 8), "f4")
+    with h5py.File(path, "w") as file:
+        file["outputs/out"] = out
+    with ResultFile(path) as file:
+        assert (file.kind, file.report, file.provenance, file.cu_seqlens) == ("output", {}, {}, None)
+        assert file.tensors() == ("outputs/out",) and np.array_equal(file.read("outputs/out"), out)
+    with h5py.File(path, "r+") as file:
+        file.attrs["format"] = "kda-engine"
+    with pytest.raises(InputError, match="attribute format_version: expected 1, got None"):
+        ResultFile(path)
+    with h5py.File(path, "r+") as file:
+        file.attrs.update({"format_version": 1, "kind": "input"})
+    with pytest.raises(InputError, match="attribute kind"):
+        ResultFile(path)
+    with h5py.File(path, "r+") as file:
+        file.attrs.update({"kind": "output", "provenance": "no JSON"})
+    with pytest.raises(InputError, match="attribute provenance"):
+        ResultFile(path)
 
 
 # One process per limit: the disk fills at another place each time (a chunk, metadata, the close).

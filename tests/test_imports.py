@@ -11,23 +11,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
-    {"errors", "version"},
-    {"arrays", "options", "chunk_table"},
+    {"errors", "version", "threads", "subnormals"},
+    {"misnamed", "options"},
+    {"arrays", "chunk_table", "regular_file"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
-    {"layer", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "refusal"},
+    {"layer", "capture_files", "captured"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},
-    {"bench", "evaluation"},
+    {"bench", "compat", "evaluation"},
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
 # Paths that may import CuPy when they are imported themselves, or only once a function runs.
 CUPY_AT_THE_TOP = ("engines/cuda", "device/", "bench/")
 CUPY_IN_FUNCTIONS = ("engines/", "device/", "bench/", "arrays.py")
-CUPY_IN_MPI_RUNNER = ("exchange.py", "session.py", "environment.py", "commands/bench")
+CUPY_IN_MPI_RUNNER = ("parallel/staged.py", "session.py", "environment.py", "commands/bench")
 # Frameworks of other kernels, for the side-by-side benchmark alone.
 FRAMEWORKS = ("torch", "jax", "triton", "fla", "cudnn")
 
@@ -75,6 +76,17 @@ def test_imports_point_one_way(path):
             assert parts[1] != "device", f"{path}: imports {name}"
 
 
+@pytest.mark.parametrize("mine, other", (("portable", "fused"), ("fused", "portable")))
+def test_paths_know_nothing_of_each_other(mine, other):
+    """Of the kernels' two families neither needs the other's modules."""
+    found = [path for folder in ("engines", "device") for path in (ROOT / "kda_engine" / folder).rglob(f"{mine}*.py")]
+    assert found
+    for path in found:
+        named = [name for name, _ in imports(path) if name.split(".")[-1].startswith(other)
+                 or any(part.startswith(other) for part in name.split(".")[:-1])]
+        assert not named, f"{path}: imports {named}"
+
+
 @pytest.mark.parametrize("path", modules("kda_engine") + modules("mpi_runner"),
                          ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_third_parties_stay_in_their_rooms(path):
@@ -92,6 +104,19 @@ def test_third_parties_stay_in_their_rooms(path):
             assert package == "kda_engine" and place.startswith("hdf5/"), f"{place}: imports h5py"
         if library == "mpi4py":
             assert package == "mpi_runner", f"{place}: imports mpi4py"
+
+
+@pytest.mark.parametrize("path", modules("mpi_runner/parallel"), ids=lambda p: inside(p, "mpi_runner"))
+def test_the_problem_in_memory_knows_no_files_and_routes_no_transport(path):
+    place = inside(path, "mpi_runner/parallel")
+    for name, _ in imports(path):
+        assert not name.startswith(("h5py", "kda_engine.hdf5")), f"{place}: imports {name}"
+        parts = name.split(".")
+        if parts[0] == "mpi_runner" and len(parts) > 1:
+            # Of the rest of the driver only the clock, which knows nobody.
+            assert parts[1] in ("parallel", "clock"), f"{place}: imports {name}"
+        if place.startswith("routes/"):
+            assert not name.startswith(("mpi4py", "mpi_runner.parallel.transports", "mpi_runner.parallel.control"))
 
 
 def test_the_scan_sees_what_it_looks_for():

@@ -41,7 +41,7 @@ def test_every_argument_reaches_its_place(device, name):
     variant = kernel.variants(TARGET)[0]
     for start in (1, 50):
         given = arguments(kernel, start)
-        launch(name, variant, TARGET, count=3, **given)
+        launch(name, variant, device.device, count=3, **given)
         assert device.launches.pop() == (name, variant, kernel.blocks({"count": 3, **given}), given)
 
 
@@ -49,29 +49,29 @@ def test_arrays_and_null_pointers(device):
     kernel = KERNELS["fold_states"]
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
     x = device.array((4, 3), "f4")
-    launch("fold_states", variant, TARGET, count=1, **given)
-    launch("fold_states", variant, TARGET, count=1, **given | {"carried": x, "warmup_chunks": None})
+    launch("fold_states", variant, device.device, count=1, **given)
+    launch("fold_states", variant, device.device, count=1, **given | {"carried": x, "warmup_chunks": None})
     assert device.launches[1][3] == given | {"carried": x.data.ptr, "warmup_chunks": 0}
 
 
 def test_no_blocks_and_too_many(device):
     kernel = KERNELS["fold_states"]
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
-    launch("fold_states", variant, TARGET, count=0, **given)
+    launch("fold_states", variant, device.device, count=0, **given)
     assert device.launches == []
     with pytest.raises(ValueError, match=f"fold_states: expected at most {MOST_BLOCKS} blocks"):
-        launch("fold_states", variant, TARGET, count=MOST_BLOCKS, **given)
+        launch("fold_states", variant, device.device, count=MOST_BLOCKS, **given)
 
 
 def test_prepared_arguments_are_each_their_own(device):
     kernel = KERNELS["sm90_chain"]
     variant, given = kernel.variants(TARGET)[0], arguments(kernel, 1)
-    fixed = ("pieces", "items", "key_heads", "heads", "gate_form", "beta_form", "lower_bound", "scale")
+    fixed = ("pieces", "items", "key_heads", "value_heads", "gate_form", "beta_form", "lower_bound", "scale")
     changing = {name: x for name, x in given.items() if name not in fixed}
     order = tuple(reversed(changing))
     first = {name: given[name] for name in fixed}
     second = {name: x + 1 for name, x in first.items()}
-    prepared = [Prepared("sm90_chain", variant, TARGET, order, count=132, **some) for some in (first, second)]
+    prepared = [Prepared("sm90_chain", variant, device.device, order, count=132, **some) for some in (first, second)]
 
     def launch_all():
         for one in (*prepared, *prepared):
@@ -229,3 +229,92 @@ def test_parameters_of_a_device_are_not_fetched(device, name):
     host = {key: np.zeros(given.shape, given.dtype) for key, given in x.items() if key != name}
     with pytest.raises(kda.InputError, match=f"^{name}: expected an array on the same side as k .numpy., got .*cupy"):
         kda.forward(**host, **{name: x[name]}, engine="numpy")
+
+
+@pytest.mark.parametrize("name", ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"))
+def test_arrays_on_another_device_are_refused_by_name(device, name):
+    x = inputs(device) | {"initial_state": device.array((1, 4, 128, 128), "f4")}
+    x[name] = device.array(x[name].shape, x[name].dtype, number=1)
+    with pytest.raises(kda.InputError, match=f"^{name}: expected an array on the current device, 0, got one on device 1"):
+        kda.forward(**x, engine="cuda")
+    assert not device.launches
+
+
+def test_gradients_on_another_device_are_refused_by_name(device):
+    fwd = kda.forward(**inputs(device), engine="cuda")
+    device.launches.clear()
+    with pytest.raises(kda.InputError, match="^d_out: expected an array on the current device, 0, got one on device 1"):
+        fwd._engine.backward(fwd._saved, device.array(fwd.out.shape, fwd.out.dtype, number=1), fwd.final_state)
+    assert not device.launches
+
+
+def test_an_engine_stays_on_its_device(device, monkeypatch):
+    engine, x = make_engine("cuda"), inputs(device)
+    operands, _ = layout.pack(*(x[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")), None, "lower_bound")
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
+    with pytest.raises(kda.InputError, match="^device: expected the current device to be 0, .* got 1"):
+        engine.forward(operands, OPTIONS, None, False)
+
+
+def test_the_first_call_of_its_kind_is_not_captured(device):
+    """Nothing of it is remembered, so the next one that is not captured makes everything ready."""
+    x = inputs(device)
+    device.capturing = True
+    with pytest.raises(kda.InputError, match="^stream: .* make it once before the capture"):
+        kda.forward(**x, engine="cuda")
+    assert not device.launches and not device.uploads
+    device.capturing = False
+    _, expected = call(device, **x)
+    device.capturing = True
+    result, captured = call(device, **x)
+    assert [launched[:3] for launched in captured] == [launched[:3] for launched in expected]
+    # Another kind.
+    with pytest.raises(kda.InputError, match="^stream: "):
+        kda.forward(**x, cu_seqlens=[0, 500, 1024], engine="cuda")
+
+
+@pytest.mark.parametrize("K", (64, 128))
+def test_the_results_of_a_captured_call_hold_what_a_replay_will_use(device, K):
+    x = {name: device.array(given.shape[:-1] + (K,), given.dtype) if given.shape[-1] == 128 else given
+         for name, given in inputs(device).items()} | {"initial_state": device.array((1, 4, K, K), "f4")}
+    kda.forward(**x, engine="cuda", save=False)
+    device.capturing = True
+    device.launches.clear()
+    result = kda.forward(**x, engine="cuda", save=False)
+    used = {address for *_, arguments in device.launches for address in arguments.values()
+            if isinstance(address, int) and address >= FIRST_ADDRESS}
+    for array in (result.out, result.final_state):
+        held = list(_held(array.data.mem))
+        assert not used - {x.data.ptr for x in x.values()} - {
+            address for address in used for start, size in held if start <= address < start + size}
+
+
+def _held(memory):
+    """(start, size) of every block that memory keeps alive."""
+    stack = [memory]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, (list, tuple)):
+            stack += one
+        elif isinstance(one, cupy.ndarray):
+            stack.append(one.data.mem)
+        elif isinstance(one, cupy.cuda.MemoryPointer):
+            stack.append(one.mem)
+        elif hasattr(one, "_owner"):
+            yield one.ptr, one.size
+            stack.append(one._owner)
+        elif hasattr(one, "__dict__"):
+            stack += vars(one).values()
+
+
+def test_what_the_engine_does_not_compute_is_told_without_an_array_of_the_device(device):
+    """As the main job asks before it reads anything."""
+    engine = make_engine("cuda")
+    pack = lambda dtype, K: layout.pack(*(np.zeros((0, 1, K), dtype),) * 4, np.zeros((0, 1), dtype), None, None, None,
+                                        "lower_bound")[0]
+    engine.check(pack("f4", 256), OPTIONS)
+    for dtype, K, message in (("f8", 8, "float64"), ("f4", 257, "^k: expected a head size of at most 256")):
+        with pytest.raises(kda.InputError, match=message):
+            engine.check(pack(dtype, K), OPTIONS)
+    make_engine("numpy").check(pack("f8", 300), OPTIONS)
+    assert not device.launches and not device.uploads

@@ -61,6 +61,8 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
     assert phases == [phase for phase in PHASES if phase in phases] and "forward" in phases
     with ResultFile(folder / f"{scan}.h5") as result:
         rows = result.report["ranks"]
+        assert result.report["device_skip"] == [] and result.report["dropped_total"] == 0.0
+    assert all(row["paths"] == {"left": {"path": "numpy", "reason": None}} for row in rows[1:])
     state = case.initial_state.nbytes
     # One rank in the middle: it gathers S and M, or hands on one state in each direction.
     assert rows[1]["bytes"]["gather"] == (2 * (state + 2 * state) if scan == "allgather" else 2 * state)
@@ -79,6 +81,27 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
                           initial_state=state)
         gradient = kda.backward(fwd, case.d_out[cuts[rank] :], case.d_final_state).d_initial_state
         assert kda.compare(behind[rank - 1], gradient[0]) < 1e-12
+
+
+@pytest.mark.parametrize("ranks, io", [(1, "gather"), (3, "gather"), (3, "shards")])
+def test_results_that_are_not_finite_are_reported(folder, ranks, io):
+    case = cases.make("ragged", dtype="f4")
+    bounds, V = case.cu_seqlens, case.v.shape[2]
+    # A query counts for its own token's output alone; a value for all states behind it in its sequence.
+    sequence = int(np.argmax(np.diff(bounds)))
+    case.q[bounds[sequence] + 5, 0, 0] = np.nan
+    case.v[bounds[sequence + 1] - 1, 1, 3] = np.inf
+    write_case(case, folder / "spoilt.h5")
+    done = launch(ranks, "-m", "mpi_runner", "run", folder / "spoilt.h5", folder / "out.h5", "--engine", "reference",
+                  "--force", "--io", io)
+    assert done.returncode == 0, done.stderr
+    with ResultFile(folder / "out.h5") as result:
+        told, out, states = result.report["not_finite"], *map(result.read, ("outputs/out", "outputs/final_state"))
+    heads = case.v.shape[1] // case.q.shape[1]
+    assert told == {
+        "outputs/out": {"count": int((~np.isfinite(out)).sum()), "first": {"sequence": sequence, "head": 0, "token": 5}},
+        "outputs/final_state": {"count": int((~np.isfinite(states)).sum()), "first": {"sequence": sequence, "head": 1}}}
+    assert told["outputs/out"]["count"] > heads * V
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -18,20 +18,19 @@ from kda_engine import cases
 # What is broken, in which file, which text becomes which.
 MUTATIONS = {
     "dA_log is not summed over ranks": (
-        "mpi_runner/main_job.py", 'total = self.session.exchange.sum(flat, "summing the parameter gradients")',
+        "mpi_runner/parallel/problem.py", 'total = self.transport.sum(flat, "summing the parameter gradients")',
         "total = flat"),
     "M in place of its transpose": (
-        "kda_engine/affine.py", "array_module(self.M).swapaxes(self.M, -1, -2) @ d_state", "self.M @ d_state"),
+        "mpi_runner/parallel/boundary.py", "return M if self.sign > 0 else np.swapaxes(M, -1, -2)", "return M"),
     "gates of head 0 for all heads": (
         "kda_engine/gate.py", "log_decay=gate.log_decay(operands.g.astype(dtype, copy=False))",
         "log_decay=module.repeat(gate.log_decay(operands.g.astype(dtype, copy=False))[:, :1], "
         "operands.value_heads, 1)"),
     "the sign of L": (
-        "kda_engine/chunked.py", "N = _join(N, -(second @ (lower_L @ first)))",
-        "N = _join(N, second @ (lower_L @ first))"),
-    "the halo gradient is dropped": ("mpi_runner/convolution.py", "if here < there:", "if False:"),
+        "kda_engine/chunked.py", "N = _join(N, -_product(second,", "N = _join(N, _product(second,"),
+    "the halo gradient is dropped": ("mpi_runner/parallel/convolution.py", "if here < there:", "if False:"),
     "one rank's sequence offsets are wrong": (
-        "mpi_runner/share.py", "- bounds[a]\n",
+        "mpi_runner/parallel/share.py", "- bounds[a]\n",
         "- bounds[a]\n            local[1:] = (local[1:] + (segment.rank == 1)).clip(max=local[-1])\n"),
 }
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import kda_engine as kda
 from kda_engine.affine import Affine
 from kda_engine.scan import prefix, suffix
 
@@ -21,6 +22,36 @@ def test_worked_example_forward():
 def test_worked_example_backward():
     gradients = suffix(pairs(M, D), np.ones((1, 1)))
     assert np.allclose(np.ravel(gradients), [0.75, 0.9, 1.0], rtol=1e-15)
+
+
+def test_worked_example_from_state_zero():
+    """docs/decomposition.md: from state 0 forward, from gradient 1 backward; every boundary."""
+    states = [0.0, *np.ravel(prefix(pairs(M, S), np.zeros((1, 1))))]
+    gradients = [*np.ravel(suffix(pairs(M, D), np.ones((1, 1)))), 1.0]
+    assert np.allclose(states, [0, 2, 1.8, 3.54], rtol=1e-15)
+    assert np.allclose(gradients[::-1], [1, 1, 0.9, 0.75], rtol=1e-15)
+
+
+@pytest.mark.parametrize("engine", ["reference", "numpy"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_worked_example_by_engines(engine, ranks):
+    """The same from tokens, one a rank: what stands at every boundary, with the tokens on so many ranks."""
+    column = lambda x: np.array(x, "f8").reshape(-1, 1, 1)
+    q, k, v, g = column([0.3 / 0.5, 0.5 / 0.4, 0.7 / 0.3]), column([1, 1, 1]), column([4, 2, 6]), column([1, 0.8, 0.6])
+    beta, ones = np.full((3, 1), 0.5), np.ones((1, 1, 1, 1))
+    options = kda.Options(gate="log", beta="value", qk_l2norm=False, scale=1.0)
+    cuts = [*range(ranks), 3]
+    state, forwards = 0 * ones, []
+    for start, stop in zip(cuts[:-1], cuts[1:]):
+        part = slice(start, stop)
+        forwards.append(kda.forward(q[part], k[part], v[part], np.log(g[part]), beta[part], initial_state=state,
+                                    options=options, engine=engine))
+        state = forwards[-1].final_state
+        assert np.isclose(state.item(), {1: 2, 2: 1.8, 3: 3.54}[stop], rtol=1e-14)
+    gradient = ones
+    for start, fwd in zip(cuts[-2::-1], forwards[::-1]):
+        gradient = kda.backward(fwd, np.ones_like(fwd.out), gradient).d_initial_state
+        assert np.isclose(gradient.item(), {2: 1, 1: 0.9, 0: 0.75}[start], rtol=1e-14)
 
 
 def test_negligible_transitions_leave_the_data_terms():

@@ -12,7 +12,7 @@ THREADS = """
 import json
 from mpi_runner.session import Session
 with Session() as session:
-    found = session.exchange.collect(session.threads(), "threads")
+    found = session.control.collect(session.threads(), "threads")
     if session.rank == 0:
         print(json.dumps(found))
 """

@@ -10,11 +10,13 @@ from matplotlib.figure import Figure
 from kda_engine.affine import Affine
 from kda_engine.partition import partition
 from kda_engine.scan import prefix, suffix
+from mpi_runner.parallel.routes import ROUTES
 from mpi_runner.prediction import Rates, predict
+from mpi_runner.traffic import crossings
 
 # The worked example: three ranks, states of one number.
 M, S, D = (0.5, 0.4, 0.3), (2.0, 1.0, 3.0), (0.3, 0.5, 0.7)
-INITIAL, D_FINAL = 1.0, 1.0
+INITIAL, D_FINAL = 0.0, 1.0
 
 # Colour-blind safe: forward, backward, summary, exchange.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
@@ -105,13 +107,13 @@ def dropping():
 def scaling():
     """Predicted time over ranks of the two scans, from stated rates."""
     HV, tokens = 32, 1 << 20
-    state, rates = HV * 128 * 128 * 4, Rates(forward=4e8, backward=2e8, summary=6e8, bandwidth=2e10, latency=2e-5)
+    rates = Rates(forward=4e8, backward=2e8, summary=6e8, bandwidth=2e10, latency=2e-5)
     ranks = [2**n for n in range(9)]
     figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     axes = figure.add_subplot(xlabel="ranks", ylabel="seconds, forward and backward")
     for scan, colour in (("serial", GREY), ("allgather", BLUE)):
         cuts = [partition(np.array([0, tokens]), count) for count in ranks]
-        times = [predict(segments, HV, state, state, scan, True, rates) for segments in cuts]
+        times = [predict(ROUTES[scan], crossings(segments, HV, 128, 128, "f4", True), rates) for segments in cuts]
         axes.plot(ranks, times, marker="o", markersize=3, color=colour, label=scan)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from ..engines.host import CHUNK_LENGTH, thread_count
+from ..engines.host import CHUNK_LENGTH
 from ..errors import InputError
+from ..threads import thread_count
 from .samples import median
 
 # Written between samples: more than the last-level cache of most processors.

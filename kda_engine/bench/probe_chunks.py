@@ -18,7 +18,7 @@ def draw_chunks():
 
 
 def raw_slots(case):
-    """uint16 [SLOTS, 16-bit words of a slot's raw tiles] of the case's chunks (kernels_cu/tile/chain_ring.cuh)."""
+    """uint16 [SLOTS, 16-bit words of a slot's raw tiles] of the case's chunks (kernels_cu/tile/fused/ring.cuh)."""
     words = {name: getattr(case, name).view("u2").reshape(SLOTS, CHUNK, CHAIN_SIZE) for name in "qkgv"}
     return np.concatenate([_swizzled(words[name][..., start : start + TILE]) for name, start in ORDER], axis=1)
 

@@ -15,9 +15,10 @@ import numpy as np
 from ..arrays import to_host
 from ..compare import compare, tolerance_for
 from ..device.build import compiler_version
-from ..device.kernels import CHAIN_SIZE, PROBE_THREADS, PROBE_WIDTHS, products_variant, roles_variant
+from ..device.device import current
+from ..device.kernels import CHAIN_SIZE
 from ..device.launch import launch
-from ..device.target import current
+from ..device.probe_kernels import PROBE_THREADS, PROBE_WIDTHS, PROBES, products_variant, roles_variant
 from ..layout import CHUNK
 from .predictions import verdict_table
 from .probe_chunks import SLOTS, draw_chunks, expected, raw_slots
@@ -38,7 +39,7 @@ class Probes:
     """The probes on CuPy's current device. blocks: at once, each alone on a multiprocessor; an even number."""
 
     def __init__(self, blocks):
-        self._target, self._blocks = current(), blocks
+        self._device, self._blocks = current(), blocks
         self._case = draw_chunks()
         options = self._case.options
         self._numbers = {"count": self._blocks, "lower_bound": options.lower_bound,
@@ -53,7 +54,7 @@ class Probes:
         cycles = cupy.zeros((self._blocks, len(PHASES), threads // 32), "i8")
         sums = cupy.zeros((self._blocks, threads), "f4")
         for _ in range(2):
-            launch("probe_products", products_variant(width, warpgroups), self._target, count=self._blocks,
+            launch(PROBES["probe_products"], products_variant(width, warpgroups), self._device, count=self._blocks,
                    cycles=cycles, sums=sums, rounds=rounds)
         return _of_blocks(cycles) / rounds, to_host(sums)
 
@@ -84,7 +85,7 @@ class Probes:
             results["sums"] = cupy.zeros(shape + (PROBE_THREADS // 64,), "u4")
         # The first launch finds code and data in no cache.
         for _ in range(2):
-            launch(name, variant, self._target, **self._inputs, **results, **self._numbers, **numbers, chunks=chunks)
+            launch(PROBES[name], variant, self._device, **self._inputs, **results, **self._numbers, **numbers, chunks=chunks)
         results = {name: to_host(x) for name, x in results.items()}
         results["out"] = results["out"].view(self._case.q.dtype)
         return _step(results["cycles"], chunks), results
@@ -162,7 +163,7 @@ def main(arguments=None):
     parser.add_argument("--chunks", type=int, default=4096, help="chunks of 16 tokens that a block works through")
     parser.add_argument("--rounds", type=int, default=512, help="rounds of 8 and of 40 products")
     given = parser.parse_args(arguments)
-    multiprocessors = current().multiprocessors
+    multiprocessors = current().target.multiprocessors
     # What the L2 cache has to give does not matter to a few; all are measured too.
     few, every = Probes(multiprocessors // 8 * 2), Probes(multiprocessors // 2 * 2)
     errors = few.check()

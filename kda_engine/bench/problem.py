@@ -16,13 +16,16 @@ FORWARD, BOTH = "forward", "forward+backward"
 
 
 class Problem:
-    """A named shape (see `shapes.parse`) in one gate regime on one machine (`host.Host` or `device.Device`)."""
+    """A named shape (see `shapes.parse`) in one gate regime on one machine (`host.Host` or `device.Device`).
+
+    path: what computed the forward that was checked (`ForwardResult.path`), None before.
+    """
 
     def __init__(self, machine, name, regime, tolerance, gate="lower_bound"):
         self.machine, self.name, self.regime, self.shape = machine, name, regime, parse(name)
         self.options = Options(tolerance=tolerance, gate=gate)
         self.inputs = draw(self.shape, regime, gate, dtype=machine.dtype, module=machine.module)
-        self._errors = {}
+        self._errors, self.path = {}, None
 
     @cached_property
     def gradients(self):
@@ -84,6 +87,7 @@ class Problem:
 
     def _find_error(self, what):
         fwd = self.forward(save=what == BOTH)
+        self.path = fwd.path
         found = {"out": fwd.out, "final_state": fwd.final_state}
         if what == BOTH:
             found |= vars(api.backward(fwd, **self.gradients))
@@ -98,7 +102,7 @@ def start_row(problem, what, cold, graph, error):
     case = {"what": what, "shape": problem.name, "regime": problem.regime, "gate": options.gate,
             "engine": machine.engine, "cache": "cold" if cold else "warm", "launch": "graph" if graph else "direct",
             "skip": options.skip}
-    return {"case": case, "problem": problem.describe(), "error": finite(error),
+    return {"case": case, "problem": problem.describe(), "path": problem.path, "error": finite(error),
             "allowed": tolerance_for(machine.dtype)}
 
 

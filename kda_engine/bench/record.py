@@ -5,8 +5,8 @@ A record is plain JSON:
     format, format_version, mode ("engine" or "collectives"), provenance, machine
     ceilings    what the machine was measured to reach: bandwidth (bytes/s), matrix_rate (FLOP/s); engine runs only
     rows        one per measured case: {"case": what identifies it, "problem": what it consisted of,
-                "error" (None: not finite), "allowed", "samples": side -> seconds, ...}; a case that failed its check
-                has no samples
+                "path": what computed the forward (the first records do not say), "error" (None: not finite),
+                "allowed", "samples": side -> seconds, ...}; a case that failed its check has no samples
 """
 
 import json

@@ -74,6 +74,11 @@ def _engine(record, rows):
                 cell += ["", "", ""]
         cells.append(cell)
     head += [title for peer in peers for title in (f"{peer} ms", f"{peer} / ours", f"{peer} from ours")]
+    paths = [row.get("path") for row in rows]
+    if len(set(paths)) > 1:
+        head, cells = [*head, "path"], [[*cell, path or ""] for cell, path in zip(cells, paths)]
+    elif paths[0]:
+        common += f", path {paths[0]}"
     return f"all: {common}\n\n" + pipe_table(head, cells)
 
 

@@ -1,9 +1,7 @@
 """How a variable-length problem is dealt to the chain kernels: pieces of sequences, and what is carried to the cuts."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import cupy
 import numpy as np
 
 from ..layout import CHUNK
@@ -28,7 +26,7 @@ LEAST_PIECE = 8
 TILE_CHUNKS = 2
 TILE_TOKENS = TILE_CHUNKS * CHUNK
 
-# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu, tile/gradient_tile.cuh).
+# Rows of the tables (kernels_cu/varlen/work_item.cuh, kernels/certify_cuts.cu, tile/fused/gradient_tile.cuh).
 _PIECE = np.dtype([("first_token", "<i8"), ("tokens", "<i4"), ("carried", "<i4"), ("state_in", "<i4"),
                    ("state_out", "<i4"), ("first_tile", "<i8")])
 _CUT = np.dtype([("token", "<i8"), ("chunks", "<i4"), ("unused", "<i4")])
@@ -51,7 +49,8 @@ class ChainPlan:
 
     columns: value columns of a block of the forward. forward: the pieces to work through for outputs, longest first.
     before: what is carried to the cuts first, None where nothing is cut. slots: states carried to cuts. chains: the
-    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie. tiles: all tiles in
+    fold over each cut sequence, None where no sequence has two cuts. cuts: where the slots lie; cut_tokens,
+    cut_sequences: the same on the host, first token behind each cut and number of its sequence. tiles: all tiles in
     order. backward: the same slots the other way round.
     summary: the pieces whose states and transitions make up every sequence; summary_states: those of the states only.
     summary_slots, summary_chains: likewise. first_slots, last_slots: of each sequence in the summary, None where each
@@ -64,6 +63,8 @@ class ChainPlan:
     slots: int
     chains: Table | None
     cuts: Table | None
+    cut_tokens: np.ndarray
+    cut_sequences: np.ndarray
     summary: Table
     summary_states: Table
     summary_slots: int
@@ -92,19 +93,14 @@ class BackwardPlan:
     cuts: Table | None
 
 
-def make_chain_plan(cu_seqlens, value_heads, multiprocessors, certified):
-    """The ChainPlan for cu_seqlens (NumPy int64 [N+1]); the last few are remembered.
+def make_chain_plan(device, cu_seqlens, value_heads, certified):
+    """The ChainPlan for cu_seqlens (bytes of int64 [N+1]) on a Device, for its `ready`.
 
     certified: the warm-ups before the cuts may turn out short.
     """
-    return _plan(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes(), value_heads, multiprocessors, certified)
-
-
-@lru_cache(maxsize=64)
-def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
     cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
     counts = -(-np.diff(cu_seqlens) // CHUNK)
-    length, columns = choose(counts, value_heads, multiprocessors, certified)
+    length, columns = choose(counts, value_heads, device.target.multiprocessors, certified)
     pieces = _Pieces(cu_seqlens, counts, length)
     first, last = pieces.first, pieces.last
     slots = int((~last).sum())
@@ -116,26 +112,28 @@ def _plan(device, cu_seqlens, value_heads, multiprocessors, certified):
     transitions = pieces.rows(every >= 0, _TRANSITION, _NOWHERE, every)
     return ChainPlan(
         columns=columns,
-        forward=_longest_first(pieces.rows(
+        forward=_longest_first(device, pieces.rows(
             every >= 0, _STATE, np.where(first, begins, behind - ~last), np.where(last, ends, _NOWHERE))),
-        before=_longest_first(
+        before=_longest_first(device,
             pieces.rows(~last, _STATE, enters, behind),
             pieces.rows(~last & ~first, _TRANSITION, _NOWHERE, behind)) if slots else None,
         slots=slots,
-        chains=_chains(behind[first & ~last], pieces.counts[pieces.counts > 1] - 2),
-        cuts=_upload(pieces.cuts(~last, pieces.first_token + pieces.tokens, pieces.chunks)) if slots else None,
-        summary=_longest_first(states, transitions),
-        summary_states=_longest_first(states),
+        chains=_chains(device, behind[first & ~last], pieces.counts[pieces.counts > 1] - 2),
+        cuts=_upload(device, pieces.cuts(~last, pieces.first_token + pieces.tokens, pieces.chunks)) if slots else None,
+        cut_tokens=(pieces.first_token + pieces.tokens)[~last],
+        cut_sequences=pieces.sequence[~last],
+        summary=_longest_first(device, states, transitions),
+        summary_states=_longest_first(device, states),
         summary_slots=len(every),
-        summary_chains=_chains(every[first], pieces.counts - 1),
-        first_slots=None if len(every) == len(counts) else cupy.asarray(every[first]),
-        last_slots=None if len(every) == len(counts) else cupy.asarray(every[last]),
-        tiles=_tiles(cu_seqlens),
-        backward=_backward_plan(pieces, behind),
+        summary_chains=_chains(device, every[first], pieces.counts - 1),
+        first_slots=None if len(every) == len(counts) else device.upload(every[first]),
+        last_slots=None if len(every) == len(counts) else device.upload(every[last]),
+        tiles=_tiles(device, cu_seqlens),
+        backward=_backward_plan(device, pieces, behind),
     )
 
 
-def _backward_plan(pieces, behind):
+def _backward_plan(device, pieces, behind):
     """behind: number of the slot behind each piece, where there is one."""
     first, last = pieces.first, pieces.last
     before = behind - ~last
@@ -145,15 +143,15 @@ def _backward_plan(pieces, behind):
     cut = bool((~first).any())
     middle = ~first & ~last
     return BackwardPlan(
-        sweep=_longest_first(sweep), first=_longest_first(sweep[first]),
-        before=_longest_first(pieces.rows(~first, _STATE, np.where(last, ends, _NOWHERE), before)) if cut else None,
-        transitions=_longest_first(pieces.rows(middle, _TRANSITION, _NOWHERE, before)) if middle.any() else None,
-        chains=_chains(before[last & ~first], pieces.counts[pieces.counts > 1] - 2),
-        cuts=_upload(pieces.cuts(~first, pieces.first_token, pieces.tokens // CHUNK)) if cut else None,
+        sweep=_longest_first(device, sweep), first=_longest_first(device, sweep[first]),
+        before=_longest_first(device, pieces.rows(~first, _STATE, np.where(last, ends, _NOWHERE), before)) if cut else None,
+        transitions=_longest_first(device, pieces.rows(middle, _TRANSITION, _NOWHERE, before)) if middle.any() else None,
+        chains=_chains(device, before[last & ~first], pieces.counts[pieces.counts > 1] - 2),
+        cuts=_upload(device, pieces.cuts(~first, pieces.first_token, pieces.tokens // CHUNK)) if cut else None,
     )
 
 
-def _tiles(cu_seqlens):
+def _tiles(device, cu_seqlens):
     lengths = np.diff(cu_seqlens)
     counts = -(-lengths // TILE_TOKENS)
     sequence = np.repeat(np.arange(len(counts)), counts)
@@ -161,7 +159,7 @@ def _tiles(cu_seqlens):
     rows = np.zeros(len(sequence), _TILE)
     rows["token"] = cu_seqlens[sequence] + TILE_TOKENS * number
     rows["tokens"] = np.minimum(lengths[sequence] - TILE_TOKENS * number, TILE_TOKENS)
-    return _upload(rows)
+    return _upload(device, rows)
 
 
 class _Pieces:
@@ -194,20 +192,20 @@ class _Pieces:
         return rows[which]
 
 
-def _longest_first(*tables):
+def _longest_first(device, *tables):
     rows = np.concatenate(tables)
-    return _upload(rows[np.argsort(-rows["tokens"], kind="stable")])
+    return _upload(device, rows[np.argsort(-rows["tokens"], kind="stable")])
 
 
-def _upload(rows):
-    return Table(len(rows), cupy.asarray(rows.view(np.uint8)))
+def _upload(device, rows):
+    return Table(len(rows), device.upload(rows.view(np.uint8)))
 
 
-def _chains(first_slots, links):
+def _chains(device, first_slots, links):
     """The fold's table, None where there is nothing to fold."""
     if links.max(initial=0) <= 0:
         return None
-    return _upload(np.stack([first_slots, links], axis=1).astype(np.int32)[links > 0])
+    return _upload(device, np.stack([first_slots, links], axis=1).astype(np.int32)[links > 0])
 
 
 def choose(counts, value_heads, multiprocessors, certified):

@@ -23,7 +23,7 @@ LARGEST_SIZE = KEY_SIZES[-1]
 WIDE_COLUMNS = 128
 TILE_COLUMNS = 64
 SCAN_COLUMNS = 16
-STEP_COLUMNS = 32
+STEP_COLUMNS = 128
 
 # The fused chain: its K and V, the types it takes, the value columns a block of it may have, and its shared memory (the
 # kernel asserts the figure). The shared memory of the gradients. What the fold over cut sequences has of columns and
@@ -33,17 +33,13 @@ CHAIN_ELEMENTS = ("bfloat16", "float16")
 CHAIN_COLUMNS = (128, 64)
 CHAIN_SHARED = 225_568
 GRADIENTS_SHARED = 115_664
-# 32-bit words of a tile's records by head (kernels_cu/tile/chain_record.cuh).
+# 32-bit words of a tile's records by head (kernels_cu/tile/fused/record.cuh).
 STATE_WORDS = 8192
 TOKEN_WORDS = 2048
 FORWARD_UNITS = 24
 BACKWARD_UNITS = 40
 FOLD_COLUMNS = 8
 FOLD_SHARED = 4 * (2 * CHAIN_SIZE * (CHAIN_SIZE + 4) + CHAIN_SIZE * FOLD_COLUMNS)
-
-# Widths that `probe_products` times; threads of the probes that are blocks of the chain.
-PROBE_WIDTHS = (8, 16, 32, 64, 128)
-PROBE_THREADS = 512
 
 # Warps of one block of `decay_bounds`, each of which works alone.
 DECAY_WARPS = 8
@@ -70,12 +66,12 @@ class Variant:
 
     @property
     def record(self):
-        """Floats of one chunk's prepared operands (kernels_cu/tile/general_operands.cuh)."""
+        """Floats of one chunk's prepared operands (kernels_cu/tile/portable/operands.cuh)."""
         return 3 * CHUNK * self.key_size + self.key_size + 2 * CHUNK * CHUNK
 
     @property
     def turned_record(self):
-        """Floats of the same in shared memory as the backward wants it (kernels_cu/tile/backward_pipe.cuh)."""
+        """Floats of the same in shared memory as the backward wants it (kernels_cu/tile/portable/backward_pipe.cuh)."""
         return CHUNK * (3 * self.key_size + 16) + self.key_size + 2 * CHUNK * (CHUNK + 4)
 
     @property
@@ -146,18 +142,6 @@ def gradients_variant(element, bounded, grouped):
                     ("KDA_GROUPED", int(grouped)), ("KDA_SHARED_BYTES", GRADIENTS_SHARED)))
 
 
-def products_variant(width, warpgroups):
-    """The variant of `probe_products` for products of so many columns, by 1 or 2 warpgroups."""
-    return Defines((("KDA_WIDTH", width), ("KDA_WARPGROUPS", warpgroups)))
-
-
-def roles_variant(prepares, carries):
-    """The variant of `probe_roles` in which those sides of the chain work; `probe_peer` is the recurrence alone."""
-    return Defines((("KDA_CHUNK", CHUNK), ("KDA_ELEMENT", ELEMENTS["bfloat16"]), ("KDA_BOUNDED", 1),
-                    ("KDA_COLUMNS", CHAIN_SIZE), ("KDA_QUERIES", 1), ("KDA_REVERSED", 0),
-                    ("KDA_SHARED_BYTES", CHAIN_SHARED), ("KDA_PREPARES", int(prepares)), ("KDA_CARRIES", int(carries))))
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One kernel.
@@ -183,14 +167,14 @@ def _general(target):
     return [variant(element, K, target) for element in ELEMENTS for K in KEY_SIZES]
 
 
-def _hopper(*variants):
+def hopper_variants(*variants):
     """Those variants where kernels of sm_90a run."""
     return lambda target: list(variants) if target.hopper else []
 
 
 def _chains(reversed, *kinds):
     """kinds: (columns, queries, saves)."""
-    return _hopper(*(ChainVariant(element, bounded, *kind, reversed) for element in CHAIN_ELEMENTS
+    return hopper_variants(*(ChainVariant(element, bounded, *kind, reversed) for element in CHAIN_ELEMENTS
                      for bounded in (True, False) for kind in kinds))
 
 
@@ -204,22 +188,22 @@ def tiles(columns, width):
     return -(-columns // width)
 
 
-def _pointers(*names):
+def pointers(*names):
     return tuple((name, POINTER) for name in names)
 
 
-def _integers(*names):
+def integers(*names):
     return tuple((name, INTEGER) for name in names)
 
 
-def _reals(*names):
+def reals(*names):
     return tuple((name, REAL) for name in names)
 
 
-_SIZES = _integers("value_heads", "key_size", "value_size")
-_ACTIVATION = _integers("gate_form", "beta_form", "qk_l2norm") + _reals("lower_bound", "scale")
-_CHAIN = (_pointers("records", "v", "initial", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
-          + _integers("spans") + _SIZES)
+_SIZES = integers("value_heads", "key_size", "value_size")
+_ACTIVATION = integers("gate_form", "beta_form", "qk_l2norm") + reals("lower_bound", "scale")
+_CHAIN = (pointers("records", "v", "initial", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
+          + integers("spans") + _SIZES)
 
 
 def _chain_blocks(arguments):
@@ -249,22 +233,22 @@ KERNELS = {
     for kernel in (
         Kernel(
             "prepare", "kernels/prepare.cu",
-            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "chunk_offsets")
-            + _integers("sequences", "heads", "value_heads", "key_size") + _ACTIVATION + _pointers("records"),
+            pointers("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "chunk_offsets")
+            + integers("sequences", "key_heads", "value_heads", "key_size") + _ACTIVATION + pointers("records"),
             variants=_general,
             threads=lambda variant: 128,
             shared=lambda variant: 4 * 3 * CHUNK * (variant.key_size + 8),
             blocks=lambda a: a["count"] * a["value_heads"],
         ),
         Kernel(
-            "forward", "kernels/forward.cu", _CHAIN + _pointers("out", "final"),
+            "forward", "kernels/forward.cu", _CHAIN + pointers("out", "final"),
             variants=_general,
             threads=lambda variant: 2 * WIDE_COLUMNS,
             shared=_chain_shared,
             blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], WIDE_COLUMNS),
         ),
         Kernel(
-            "summary", "kernels/summary.cu", _CHAIN + _pointers("transition", "reached"),
+            "summary", "kernels/summary.cu", _CHAIN + pointers("transition", "reached"),
             variants=_general,
             threads=lambda variant: 2 * WIDE_COLUMNS,
             shared=_chain_shared,
@@ -274,7 +258,7 @@ KERNELS = {
         ),
         Kernel(
             "scan", "kernels/scan.cu",
-            _pointers("transition", "reached", "initial", "sequence_spans") + _SIZES + _pointers("states"),
+            pointers("transition", "reached", "initial", "sequence_spans") + _SIZES + pointers("states"),
             variants=_general,
             threads=lambda variant: variant.key_size,
             shared=lambda variant: 0,
@@ -282,17 +266,17 @@ KERNELS = {
         ),
         Kernel(
             "step", "kernels/step.cu",
-            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial", "cu_seqlens") + _integers("heads")
-            + _SIZES + _ACTIVATION + _pointers("out", "final"),
+            pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial", "cu_seqlens") + integers("key_heads")
+            + _SIZES + _ACTIVATION + pointers("out", "final"),
             variants=_general,
-            threads=lambda variant: 256,
+            threads=lambda variant: 2 * variant.key_size,
             shared=lambda variant: 0,
             blocks=lambda a: a["count"] * a["value_heads"] * tiles(a["value_size"], STEP_COLUMNS),
         ),
         Kernel(
             "short_conv", "kernels/short_conv.cu",
-            _pointers("x", "weight", "bias", "halo", "cu_seqlens", "chunk_offsets")
-            + _integers("sequences", "channels", "taps", "silu") + _pointers("y"),
+            pointers("x", "weight", "bias", "halo", "cu_seqlens", "chunk_offsets")
+            + integers("sequences", "channels", "taps", "silu") + pointers("y"),
             variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: CONV_COLUMNS,
             shared=lambda variant: 0,
@@ -300,8 +284,8 @@ KERNELS = {
         ),
         Kernel(
             "short_conv_backward", "kernels/short_conv_backward.cu",
-            _pointers("dy", "x", "weight", "bias", "halo", "bounds", "chunk_offsets")
-            + _integers("sequences", "channels", "taps", "silu") + _pointers("dx", "dhalo", "partials"),
+            pointers("dy", "x", "weight", "bias", "halo", "bounds", "chunk_offsets")
+            + integers("sequences", "channels", "taps", "silu") + pointers("dx", "dhalo", "partials"),
             variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: CONV_COLUMNS,
             shared=lambda variant: 0,
@@ -309,9 +293,9 @@ KERNELS = {
         ),
         Kernel(
             "sm90_chain", "kernels/sm90_chain.cu",
-            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
+            pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried",
                       "transitions", "out", "states", "tokens", "units", "pieces", "warmup_chunks")
-            + _integers("items", "key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale"),
+            + integers("items", "key_heads", "value_heads", "gate_form", "beta_form") + reals("lower_bound", "scale"),
             variants=_FORWARD_CHAINS,
             threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
@@ -319,9 +303,9 @@ KERNELS = {
         ),
         Kernel(
             "sm90_backward_chain", "kernels/sm90_backward_chain.cu",
-            _pointers("q", "k", "d_out", "g", "beta", "A_log", "dt_bias", "d_final_state", "d_initial_state", "carried",
+            pointers("q", "k", "d_out", "g", "beta", "A_log", "dt_bias", "d_final_state", "d_initial_state", "carried",
                       "states", "tokens", "units", "pieces", "warmup_chunks")
-            + _integers("items", "key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale"),
+            + integers("items", "key_heads", "value_heads", "gate_form", "beta_form") + reals("lower_bound", "scale"),
             variants=_BACKWARD_CHAINS,
             threads=_fused_threads,
             shared=lambda variant: CHAIN_SHARED,
@@ -329,80 +313,54 @@ KERNELS = {
         ),
         Kernel(
             "sm90_gradients", "kernels/sm90_gradients.cu",
-            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
+            pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states",
                       "d_tokens", "d_units", "tiles")
-            + _integers("key_heads", "heads", "gate_form", "beta_form") + _reals("lower_bound", "scale")
-            + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
-            variants=_hopper(*(gradients_variant(element, bounded, grouped) for element in CHAIN_ELEMENTS
+            + integers("key_heads", "value_heads", "gate_form", "beta_form") + reals("lower_bound", "scale")
+            + pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
+            variants=hopper_variants(*(gradients_variant(element, bounded, grouped) for element in CHAIN_ELEMENTS
                                for bounded in (True, False) for grouped in (False, True))),
             threads=lambda variant: 256,
             shared=lambda variant: GRADIENTS_SHARED,
-            blocks=lambda a: a["count"] * a["heads"],
+            blocks=lambda a: a["count"] * a["value_heads"],
         ),
         Kernel(
             "sum_groups", "kernels/sum_groups.cu",
-            _pointers("shares") + _integers("rows", "group") + _pointers("sums"),
-            variants=_hopper(*map(element_variant, CHAIN_ELEMENTS)),
+            pointers("shares") + integers("rows", "group") + pointers("sums"),
+            variants=hopper_variants(*map(element_variant, CHAIN_ELEMENTS)),
             threads=lambda variant: 32 * SUM_WARPS,
             shared=lambda variant: 0,
             blocks=lambda a: tiles(a["count"], SUM_WARPS),
         ),
         Kernel(
-            "probe_products", "kernels/probe_products.cu", _pointers("cycles", "sums") + _integers("rounds"),
-            variants=_hopper(*(products_variant(width, groups) for width in PROBE_WIDTHS for groups in (1, 2))),
-            threads=lambda variant: 128 * dict(variant.defines)["KDA_WARPGROUPS"],
-            shared=lambda variant: 0,
-            blocks=lambda a: a["count"],
-        ),
-        Kernel(
-            "probe_roles", "kernels/probe_roles.cu",
-            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "sums", "cycles") + _integers("chunks")
-            + _reals("lower_bound", "scale"),
-            variants=_hopper(roles_variant(True, False), roles_variant(False, True), roles_variant(True, True)),
-            threads=lambda variant: PROBE_THREADS,
-            shared=lambda variant: CHAIN_SHARED,
-            blocks=lambda a: a["count"],
-        ),
-        Kernel(
-            "probe_peer", "kernels/probe_peer.cu",
-            _pointers("raw", "beta", "A_log", "dt_bias", "out", "final_state", "cycles")
-            + _integers("chunks", "turns", "interval", "send") + _reals("lower_bound", "scale"),
-            variants=_hopper(roles_variant(False, True)),
-            threads=lambda variant: PROBE_THREADS,
-            shared=lambda variant: CHAIN_SHARED,
-            # An even number: blocks come in pairs.
-            blocks=lambda a: a["count"],
-        ),
-        Kernel(
             "fold_states", "kernels/fold_states.cu",
-            _pointers("chains", "transitions", "carried", "warmup_chunks") + _integers("heads"),
-            variants=_hopper(fold_variant(False), fold_variant(True)),
+            pointers("chains", "transitions", "carried", "warmup_chunks") + integers("value_heads"),
+            variants=hopper_variants(fold_variant(False), fold_variant(True)),
             threads=lambda variant: 256,
             shared=lambda variant: FOLD_SHARED,
-            blocks=lambda a: a["count"] * a["heads"] * (CHAIN_SIZE // FOLD_COLUMNS),
+            blocks=lambda a: a["count"] * a["value_heads"] * (CHAIN_SIZE // FOLD_COLUMNS),
         ),
         Kernel(
             "certify_cuts", "kernels/certify_cuts.cu",
-            _pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + _integers("heads", "gate_form")
-            + _reals("lower_bound", "log_tolerance"),
-            variants=_hopper(*(certify_variant(element, reversed) for element in CHAIN_ELEMENTS
+            pointers("g", "A_log", "dt_bias", "cuts", "warmup_chunks", "bounds") + integers("value_heads", "gate_form")
+            + reals("lower_bound", "log_tolerance"),
+            variants=hopper_variants(*(certify_variant(element, reversed) for element in CHAIN_ELEMENTS
                                for reversed in (False, True))),
             threads=lambda variant: 512,
             shared=lambda variant: 0,
-            blocks=lambda a: a["count"] * a["heads"],
+            blocks=lambda a: a["count"] * a["value_heads"],
         ),
         Kernel(
             "decay_bounds", "kernels/decay_bounds.cu",
-            _pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias") + _integers("tokens", "heads") + _SIZES
-            + _integers("gate_form", "beta_form", "qk_l2norm", "quantity", "chunks_per_row") + _reals("lower_bound")
-            + _pointers("logs", "added"),
+            pointers("q", "k", "v", "g", "beta", "A_log", "dt_bias") + integers("tokens", "key_heads") + _SIZES
+            + integers("gate_form", "beta_form", "qk_l2norm", "quantity", "chunks_per_row") + reals("lower_bound")
+            + pointers("logs", "added"),
             variants=lambda target: [element_variant(element) for element in ELEMENTS],
             threads=lambda variant: 32 * DECAY_WARPS,
             shared=lambda variant: 0,
             blocks=lambda a: tiles(a["count"] * a["value_heads"], DECAY_WARPS),
         ),
         Kernel(
-            "backward_states", "kernels/backward_states.cu", _CHAIN + _pointers("states", "writes"),
+            "backward_states", "kernels/backward_states.cu", _CHAIN + pointers("states", "writes"),
             variants=_general,
             threads=lambda variant: 128,
             shared=_chain_shared,
@@ -410,8 +368,8 @@ KERNELS = {
         ),
         Kernel(
             "backward_sweep", "kernels/backward_sweep.cu",
-            _pointers("records", "d_out", "d_leaving", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
-            + _integers("spans") + _SIZES + _pointers("d_entering", "d_states", "d_values"),
+            pointers("records", "d_out", "d_leaving", "cu_seqlens", "chunk_offsets", "span_chunks", "span_sequences")
+            + integers("spans") + _SIZES + pointers("d_entering", "d_states", "d_values"),
             variants=_general,
             threads=lambda variant: 128,
             shared=lambda variant: 4 * variant.stages * variant.turned_record,
@@ -419,14 +377,14 @@ KERNELS = {
         ),
         Kernel(
             "backward_tokens", "kernels/backward_tokens.cu",
-            _pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "writes", "d_states", "d_values",
+            pointers("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "writes", "d_states", "d_values",
                       "cu_seqlens", "chunk_offsets")
-            + _integers("sequences", "heads") + _SIZES + _ACTIVATION
-            + _pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
+            + integers("sequences", "key_heads") + _SIZES + _ACTIVATION
+            + pointers("dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate"),
             variants=_general,
             threads=lambda variant: variant.key_size,
             shared=_token_gradients_shared,
-            blocks=lambda a: a["count"] * a["heads"],
+            blocks=lambda a: a["count"] * a["key_heads"],
         ),
     )
 }

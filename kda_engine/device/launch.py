@@ -3,11 +3,11 @@
 import ctypes
 import struct
 import threading
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 
 import cupy
 
-from . import module
 from .kernels import INTEGER, KERNELS, POINTER, REAL
 
 # CUDA's limit on gridDim.x.
@@ -17,18 +17,30 @@ _C_TYPES = {INTEGER: ctypes.c_int32, REAL: ctypes.c_float}
 
 _thread = threading.local()
 
+# Who wants to know of launches: each is called with a kernel's name and gives a context that the launch happens in.
+_observers = []
+
+
+@contextmanager
+def observed(observer):
+    """Inside, every launch happens in a context that `observer` gives for the kernel's name."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
 
 class Prepared:
-    """A kernel of the table on the current device, with all numbers and some pointers of its launches.
+    """A kernel of the table on a Device, with all numbers and some pointers of its launches.
 
     order: names of the other pointers, whose addresses every call gives in this order, 0 for a null pointer.
     arguments: the rest by name, and `count`, as for `launch`. To be kept: what was made ready for a thread is found
     again here.
     """
 
-    def __init__(self, name, variant, target, order, **arguments):
-        device = cupy.cuda.runtime.getDevice()
-        self._made_of = KERNELS[name], variant, device, target.architecture, order, arguments
+    def __init__(self, name, variant, device, order, **arguments):
+        self._made_of = KERNELS[name], variant, device, order, arguments
         self._thread = threading.local()
 
     def __call__(self, *addresses):
@@ -43,17 +55,17 @@ class Prepared:
         call.start(blocks)
 
 
-def launch(name, variant, target, **arguments):
-    """Launch a kernel of the table on the current device and stream.
+def launch(name, variant, device, **arguments):
+    """Launch a kernel of the table on a Device, the current one, and on the current stream.
 
-    arguments: every parameter by name (an array or an address, None for a null pointer, or a number), and `count`, what
-    the grid runs over. A grid of no blocks launches nothing. Raises ValueError when the grid exceeds the device's limit.
+    name: in the table, or a `Kernel`. arguments: every parameter by name (an array or an address, None for a null
+    pointer, or a number), and `count`, what the grid runs over. A grid of no blocks launches nothing. Raises ValueError when the grid exceeds the device's limit.
     """
-    device = cupy.cuda.runtime.getDevice()
-    calls, key = _thread.__dict__, (name, variant, device)
+    calls, key = _thread.__dict__, (device, name, variant)
     call = calls.get(key)
     if call is None:
-        call = calls[key] = _Call(KERNELS[name], variant, device, target.architecture)
+        kernel = KERNELS[name] if isinstance(name, str) else name
+        call = calls[key] = _Call(kernel, variant, device)
     blocks = call.set_numbers(arguments)
     call.set_pointers([address(arguments[name]) for name in call.order])
     call.start(blocks)
@@ -71,8 +83,8 @@ class _Call:
     pointers that each launch gives; fixed: what the other parameters are by name, where not all pointers are given.
     """
 
-    def __init__(self, kernel, variant, device, architecture, order=None, fixed=None):
-        self._kernel, self._entry = kernel, module.function(kernel, variant, device, architecture).kernel
+    def __init__(self, kernel, variant, device, order=None, fixed=None):
+        self._kernel, self._entry = kernel, device.function(kernel, variant)
         self._threads, self._shared = kernel.threads(variant), kernel.shared(variant)
         pointers = [name for name, kind in kernel.parameters if kind is POINTER]
         self.order, self.fixed = tuple(pointers if order is None else order), fixed
@@ -107,6 +119,16 @@ class _Call:
         return blocks
 
     def start(self, blocks):
-        if blocks:
+        if _observers and blocks:
+            self._watched(blocks)
+        elif blocks:
+            cupy.cuda.driver.launchKernel(self._entry.ptr, blocks, 1, 1, self._threads, 1, 1, self._shared,
+                                          cupy.cuda.get_current_stream().ptr, self._address, 0)
+
+    def _watched(self, blocks):
+        """`start`, with observers."""
+        with ExitStack() as watched:
+            for observer in _observers:
+                watched.enter_context(observer(self._kernel.name))
             cupy.cuda.driver.launchKernel(self._entry.ptr, blocks, 1, 1, self._threads, 1, 1, self._shared,
                                           cupy.cuda.get_current_stream().ptr, self._address, 0)

@@ -1,9 +1,7 @@
 """How a variable-length problem is laid out for the kernels: chunks, and the spans that chains work through."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import cupy
 import numpy as np
 
 from ..layout import CHUNK
@@ -57,31 +55,21 @@ class Plan:
     sequence_bounds: object
 
 
-def make_tables(cu_seqlens):
-    """The Tables for cu_seqlens (NumPy int64 [N+1]); the last few are remembered."""
-    return _tables(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes())
-
-
-@lru_cache(maxsize=64)
-def _tables(device, cu_seqlens):
+def make_tables(device, cu_seqlens):
+    """The Tables for cu_seqlens (bytes of int64 [N+1]) on a Device, for its `ready`."""
     cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(-(-np.diff(cu_seqlens) // CHUNK))])
-    return Tables(cupy.asarray(cu_seqlens), cupy.asarray(offsets), int(offsets[-1]))
+    return Tables(device.upload(cu_seqlens), device.upload(offsets), int(offsets[-1]))
 
 
-def make_plan(cu_seqlens, value_heads, K, V, multiprocessors):
-    """The Plan for cu_seqlens (NumPy int64 [N+1]); the last few are remembered."""
-    return _plan(cupy.cuda.runtime.getDevice(), cu_seqlens.tobytes(), value_heads, K, V, multiprocessors)
-
-
-@lru_cache(maxsize=64)
-def _plan(device, cu_seqlens, value_heads, K, V, multiprocessors):
-    tables = _tables(device, cu_seqlens)
+def make_plan(device, cu_seqlens, value_heads, K, V):
+    """The Plan for cu_seqlens (bytes of int64 [N+1]) on a Device, for its `ready`."""
+    tables = device.ready(make_tables, cu_seqlens)
     cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
     lengths = np.diff(cu_seqlens)
     counts = -(-lengths // CHUNK)
     chunk_offsets = np.concatenate([[0], np.cumsum(counts)])
-    length = span_length(counts, value_heads, K, V, multiprocessors)
+    length = span_length(counts, value_heads, K, V, device.target.multiprocessors)
     parts = None if length is None else cut_spans(counts, length)
     if parts is not None:
         last = np.diff(parts[1], append=len(counts)) != 0
@@ -92,16 +80,16 @@ def _plan(device, cu_seqlens, value_heads, K, V, multiprocessors):
         longest=int(lengths.max(initial=0)),
         cu_seqlens=tables.cu_seqlens,
         chunk_offsets=tables.chunk_offsets,
-        whole=_upload(np.stack([chunk_offsets[:-1], chunk_offsets[1:]]), np.arange(len(counts))),
-        parts=None if parts is None else _upload(*parts),
-        parts_but_last=None if parts is None else _upload(parts[0][:, ~last], parts[1][~last]),
-        sequence_parts=None if parts is None else cupy.asarray(first_part),
-        sequence_bounds=None if parts is None else cupy.asarray(first_part + np.arange(len(counts) + 1)),
+        whole=_upload(device, np.stack([chunk_offsets[:-1], chunk_offsets[1:]]), np.arange(len(counts))),
+        parts=None if parts is None else _upload(device, *parts),
+        parts_but_last=None if parts is None else _upload(device, parts[0][:, ~last], parts[1][~last]),
+        sequence_parts=None if parts is None else device.upload(first_part),
+        sequence_bounds=None if parts is None else device.upload(first_part + np.arange(len(counts) + 1)),
     )
 
 
-def _upload(chunks, sequences):
-    return Spans(len(sequences), cupy.asarray(np.ascontiguousarray(chunks)), cupy.asarray(sequences.astype(np.int32)))
+def _upload(device, chunks, sequences):
+    return Spans(len(sequences), device.upload(np.ascontiguousarray(chunks)), device.upload(sequences.astype(np.int32)))
 
 
 def cut_spans(counts, length):

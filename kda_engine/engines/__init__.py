@@ -37,7 +37,7 @@ def make_engine(name, poll=_no_poll, threads=None):
 
 @cache
 def _cuda_engine(device):
-    """The engine that calls on this device, the current one, share; it keeps nothing from call to call."""
+    """The engine that calls on this device, the current one, share."""
     return _make_cuda_engine(_no_poll)
 
 

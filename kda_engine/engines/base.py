@@ -16,21 +16,33 @@ from ..options import Options
 # fields.
 @dataclass
 class Saved:
-    """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros."""
+    """What the backward needs of a forward: its inputs and, per engine, the states it kept. No initial state: zeros.
+
+    dropped: of the last backward, as `Forward.dropped`.
+    """
 
     operands: Operands
     options: Options
     initial_state: object
     states: object
+    dropped: tuple = ()
 
 
 @dataclass
 class Forward:
-    """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept."""
+    """out [T,HV,V]; final_state [N,HV,K,V]; saved is None when nothing was kept.
+
+    path: which of an engine's ways through its kernels it took, None of an engine with but one. path_reason: why no
+    faster one, where the problem's shape allows one. dropped: what the certified rule dropped inside the engine: calls,
+    each of which gives rows of a report (`decay.Dropped`); operands must stay as they are until then.
+    """
 
     out: object
     final_state: object
     saved: Saved | None
+    path: str | None = None
+    path_reason: str | None = None
+    dropped: tuple = ()
 
 
 class Engine:
@@ -44,6 +56,14 @@ class Engine:
 
     def __init__(self, poll=lambda: None):
         self.poll = poll
+
+    @classmethod
+    def memory(cls, tokens, sequences, state_bytes):
+        """Bytes that a forward keeps for its backward at most, inputs apart; state_bytes: of a sequence's [HV,K,V]."""
+        return 0
+
+    def check(self, operands, options):
+        """Raises InputError for types and head sizes that this engine does not compute; looks at no value."""
 
     def take_array(self, x):
         """x where this engine computes."""

@@ -4,19 +4,18 @@ A task is a few heads of a few sequences; it walks them in slabs of chunks small
 beside inputs and results does not grow with T, except for the chunk states that the backward needs.
 """
 
-import os
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
-from .. import chunked
+from .. import chunked, subnormals
 from ..affine import Affine
 from ..arrays import to_host
 from ..chunk_table import ChunkTable
 from ..gate import Activated, Gradients, activate, activate_adjoint
 from ..layout import Operands, zero_states
+from ..threads import blas_limit, thread_count
 from .base import Engine, Forward, Saved
 
 # Chunk length of this engine, a power of two: longer chunks make larger matrix products, shorter ones less work
@@ -38,25 +37,20 @@ class Halted(Exception):
     """Another task failed or the caller stopped the work; never seen outside."""
 
 
-def threads_asked_for():
-    """OMP_NUM_THREADS as a number, None where it is not set to one."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else None
-
-
-def thread_count():
-    """Threads this process may use: OMP_NUM_THREADS where set, else the cores it may run on."""
-    return threads_asked_for() or len(os.sched_getaffinity(0))
-
-
 class HostEngine(Engine):
+    """The four stages in NumPy. Several threads may call, each with an engine of its own; they take turns."""
+
     name = "numpy"
 
     def __init__(self, poll=lambda: None, threads=None):
         super().__init__(poll)
         self.threads = threads or thread_count()
-        self._blas = ThreadpoolController()
         self._halted = False
+
+    @classmethod
+    def memory(cls, tokens, sequences, state_bytes):
+        # A state enters every chunk, the last of a sequence may be short.
+        return (-(-tokens // CHUNK_LENGTH) + sequences) * state_bytes
 
     def take_array(self, x):
         return to_host(x)
@@ -158,8 +152,7 @@ class HostEngine(Engine):
             x = task.activate(slab)
             chunk = task.prepare(x)
             d_slab = task.gather_output_gradient(slab, d_out)
-            local_dU = np.swapaxes(chunk.P, -1, -2) @ d_slab
-            local_d_state = np.swapaxes(chunk.Q_in, -1, -2) @ d_slab
+            local_dU, local_d_state = chunked.read_adjoint(chunk, d_slab)
             X, d_state_out = np.empty_like(x.v), np.empty_like(local_d_state)
             for place in reversed(slab.steps):
                 now, running = chunk.at(place), place.stop - place.start
@@ -184,10 +177,14 @@ class HostEngine(Engine):
         return tasks
 
     def _run(self, work, tasks):
-        """Call work on every task, on as many threads as there are; the BLAS shares out what is left."""
+        """Call work on every task, on as many threads as there are; the BLAS shares out what is left.
+
+        Numbers below the type's normal ones count as zero on these threads, which end with the call.
+        """
         threads = max(1, min(self.threads, len(tasks)))
         self._halted = False
-        with self._blas.limit(limits=max(1, self.threads // threads)), ThreadPoolExecutor(threads) as pool:
+        with (blas_limit(max(1, self.threads // threads)),
+              ThreadPoolExecutor(threads, initializer=subnormals.flush) as pool):
             waiting = [pool.submit(work, task) for task in tasks]
             try:
                 while waiting:

@@ -3,12 +3,14 @@
 import errno
 import os
 import secrets
+import stat
 from contextlib import contextmanager, suppress
 
 import h5py
 import numpy as np
 
 from ..errors import InputError
+from ..regular_file import what_is
 from . import types
 from .schema import FORMAT, FORMAT_VERSION
 
@@ -16,31 +18,28 @@ from .schema import FORMAT, FORMAT_VERSION
 # data of two of them; some network file systems lose such writes.
 ALIGNMENT = 1 << 16
 
-# Refusals that are about the name that was asked for, not about the state of the disk.
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+# Failures of the disk or the machine; every other one is about the name that was asked for.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 
 class AtomicFile:
     """An HDF5 file in the making: `.NAME.tmp-<id>` beside its final place.
 
     root: the open h5py.File. Call `commit` to put it in place; leaving the context without it removes everything.
-    Raises InputError when `path` is taken and not `force`, or its folder cannot be written to; OSError when the disk
-    is full or fails.
+    Only a regular file, or a link to one or to nothing, is replaced; the new file has the old one's mode, and its owner
+    and group where the system allows that. Raises InputError when `path` is taken and not `force`, is something else
+    than a file, or its folder cannot be written to; OSError when the disk is full or fails.
     """
 
     def __init__(self, path, kind, force=False):
-        self.path, self.force = os.path.abspath(path), force
-        self._refuse_existing()
+        self.path, self.force = absolute(path), force
+        replaced = self._find_replaced()
         folder, name = os.path.split(self.path)
         if not os.path.isdir(folder):
             raise InputError(f"{path}: expected an existing folder, got {folder}")
         self.temporary = os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")
-        try:
-            self._sink = _Sink(self.temporary)
-        except OSError as error:
-            if error.errno not in _UNWRITABLE:
-                raise
-            raise InputError(f"{path}: expected a folder to write to, got: {error.strerror}") from None
+        with refusing(path):
+            self._sink = _Sink(self.temporary, replaced)
         self._open, self.root = True, None
         try:
             # The format of 1.10 and later keeps checksums of its own structures, the older one does not.
@@ -74,8 +73,8 @@ class AtomicFile:
         try:
             with self.writing():
                 self.root.close()
+            _keep_mode(self._sink.descriptor, self._find_replaced())
             os.fsync(self._sink.descriptor)
-            self._refuse_existing()
             os.replace(self.temporary, self.path)
         except BaseException:
             self.abandon()
@@ -110,11 +109,56 @@ class AtomicFile:
             self.abandon()
             raise self._sink.error
 
-    def _refuse_existing(self):
-        if os.path.isdir(self.path):
-            raise InputError(f"{self.path}: expected a file name, got a folder")
-        if not self.force and os.path.lexists(self.path):
+    def _find_replaced(self):
+        """The os.stat_result of the file that will be replaced, None without one. Raises InputError."""
+        try:
+            there = os.lstat(self.path)
+            if stat.S_ISLNK(there.st_mode):
+                # The link is replaced, not what it leads to: nothing, or a file whose mode is kept.
+                with suppress(FileNotFoundError):
+                    there = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path}: expected a file name, got: {getattr(error, 'strerror', error)}") from None
+        if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
+            raise InputError(f"{self.path}: expected a file name, got {what_is(there.st_mode)}")
+        if not self.force:
             raise InputError(f"{self.path}: expected a name not taken yet, got an existing file (--force replaces it)")
+        return there if stat.S_ISREG(there.st_mode) else None
+
+
+def absolute(path):
+    """The absolute path of a file to be written. Raises InputError for a folder's name or one that cannot be."""
+    folder, name = os.path.split(os.fspath(path))
+    if name in ("", ".", ".."):
+        raise InputError(f"{path}: expected a file name, got a folder's")
+    try:
+        # As the system reads it: ".." leads out of what a link leads to.
+        return os.path.join(os.path.realpath(folder or "."), name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected a name in a folder that exists, got: "
+                         f"{getattr(error, 'strerror', error)}") from None
+
+
+@contextmanager
+def refusing(path):
+    """Turns an OSError inside that is about the name of `path`, not about disk or machine, into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK:
+            raise
+        raise InputError(f"{path}: expected a name in a folder to write to, got: {error.strerror}") from None
+
+
+def _keep_mode(descriptor, like):
+    """Give an open file the mode of `like` (os.stat_result or None), and its owner and group where that is allowed."""
+    if like is None:
+        return
+    with suppress(OSError):
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
 
 
 def sync_folder(folder):
@@ -132,8 +176,11 @@ class _Sink:
     HDF5 does not survive a failed write: it tries again at close and at interpreter exit and may crash there.
     """
 
-    def __init__(self, path):
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def __init__(self, path, like=None):
+        """like: os.stat_result of the file whose mode, and owner if possible, this one is to have."""
+        # Nobody may read meanwhile what the old file hides.
+        mode = 0o666 if like is None else stat.S_IMODE(like.st_mode) & 0o600
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         self.error = None
         self._discarding = False
         self._position = 0

@@ -12,8 +12,10 @@ from ..errors import InputError
 from . import schema, types
 from .atomic import AtomicFile
 from .inputs import CheckedInputs, InputFile
-from .opening import open_file, reading
+from .opening import reading
 from .results import ResultFile, add_report
+from .tree import open_tree
+from .trial import Trial
 
 CHECKSUMS = "checksums/json"
 
@@ -97,11 +99,14 @@ def upgrade_golden(path):
 def _read_sealed(path):
     """The golden as its checksums seal it, of whatever form."""
     try:
-        with open_file(path, ("golden",)) as root, ResultFile(path) as results, InputFile(path) as inputs:
+        with (open_tree(path, ("golden",), Trial(path, "results")) as tree, ResultFile(path) as results,
+              InputFile(path) as inputs):
+            stated = tree.needed_group("tolerances")
+            checksums = tree.needed(CHECKSUMS)
             with reading(path, "report and tolerances"):
                 case = inputs.read_case(results.report["case"], results.report["repeated_keys"])
-                tolerances = {name: float(value) for name, value in root["tolerances"].attrs.items()}
-                sealed = dict(types.read_json(root, CHECKSUMS))
+                tolerances = {name: float(value) for name, value in stated.attrs.items()}
+                sealed = dict(types.read_json(checksums))
             golden = Golden(os.fspath(path), case, {name: results.read(name) for name in results.tensors()},
                             tolerances, results.provenance)
     except InputError as error:

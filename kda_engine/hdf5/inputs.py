@@ -10,7 +10,9 @@ from ..errors import InputError
 from ..options import Options
 from . import schema, types
 from .atomic import AtomicFile
-from .opening import digest, open_file, reading
+from .opening import digest, reading
+from .tree import open_tree
+from .trial import Trial
 
 __all__ = ["InputFile", "digest", "write_input"]
 
@@ -23,13 +25,15 @@ class InputFile:
 
     options: `Options` of the operator. T, H, HV, K, V, N: sizes. cu_seqlens: NumPy int64 [N+1].
     dtypes: NumPy type of each float dataset by name ("q", ..., "conv/q_weight"). conv: `cases.Convolution` or None.
-    path: as given. Context manager. Raises InputError naming the file, the dataset, what was expected and what came;
+    path: as given. allow_external: follow links to other files and read values stored outside HDF5 files; else both are
+    refused. Context manager. Raises InputError naming the file, the dataset, what was expected and what came;
     the reading methods too (a failed checksum, a file cut short).
     """
 
-    def __init__(self, path):
+    def __init__(self, path, allow_external=False, trial=None):
         self.path = os.fspath(path)
-        self._file = open_file(self.path, ("input", "golden"))
+        trial = trial or Trial(self.path, "inputs", allow_external)
+        self._tree = open_tree(self.path, ("input", "golden"), trial)
         try:
             with reading(self.path, "/inputs"):
                 self._datasets = self._find_datasets()
@@ -69,7 +73,7 @@ class InputFile:
                     repeated_keys=repeated_keys)
 
     def close(self):
-        self._file.close()
+        self._tree.close()
 
     def __enter__(self):
         return self
@@ -85,37 +89,30 @@ class InputFile:
             return types.read_rows(self._datasets[name], self.dtypes[name], start, stop)
 
     def _find_datasets(self):
-        if "inputs" not in self._file:
-            raise InputError(f"{self.path}: /inputs: expected a group, got nothing")
-        inputs = self._file["inputs"]
-        if not hasattr(inputs, "keys"):
-            raise InputError(f"{self.path}: /inputs: expected a group, got a dataset")
-        found = {}
-        for prefix, group, known in (("", inputs, _KNOWN), ("conv/", inputs.get("conv", {}), _KNOWN_CONV)):
+        tree, found = self._tree, {}
+        tree.needed_group("inputs")
+        names = tree.names("inputs")
+        for prefix, group, known in (("", names, _KNOWN), ("conv/", tree.names("inputs/conv"), _KNOWN_CONV)):
             for name in group:
                 if prefix + name == "conv":
                     continue
-                item = group.get(name)
                 # A misspelt optional dataset would otherwise be left out without a word.
                 if name not in known:
                     raise InputError(f"{self._where(prefix + name)}: expected only {', '.join(known)}, "
                                      "got another name")
-                if getattr(item, "shape", None) is None:
-                    what = "a link to nothing" if item is None else "a group" if hasattr(item, "keys") else "no values"
-                    raise InputError(f"{self._where(prefix + name)}: expected a dataset, got {what}")
-                if lost := types.lost_source(item):
-                    raise InputError(f"{self._where(prefix + name)}: expected the source {lost} of its values, "
-                                     "got nothing")
-                found[prefix + name] = item
+                found[prefix + name] = tree.dataset(f"inputs/{prefix}{name}")
+        if "conv" in names and not any(name.startswith("conv/") for name in found):
+            raise InputError(f"{self._where('conv')}: expected the datasets of a convolution, got an empty group")
         return found
 
     def _read_options(self):
         given = {}
-        for name, value in self._file["inputs"].attrs.items():
+        attributes = self._tree.group("inputs").attrs
+        for name, value in attributes.items():
             if name not in schema.OPERATOR_OPTIONS:
                 raise InputError(f"{self.path}: attribute {name} of /inputs: expected only "
                                  f"{', '.join(schema.OPERATOR_OPTIONS)}, got another name")
-            text = types.get_text(self._file["inputs"].attrs, name)
+            text = types.get_text(attributes, name)
             given[name] = text if text is not None else value.item() if isinstance(value, np.generic) else value
         try:
             return Options(**given)
@@ -125,7 +122,10 @@ class InputFile:
     def _check(self):
         floats = {name: x for name, x in self._datasets.items() if name != "cu_seqlens"}
         self.dtypes = {name: types.float_dtype(x) for name, x in floats.items()}
-        cu_seqlens = self._datasets["cu_seqlens"][()] if "cu_seqlens" in self._datasets else None
+        cu_seqlens = None
+        if "cu_seqlens" in self._datasets:
+            with reading(self.path, "/inputs/cu_seqlens"):
+                cu_seqlens = types.read_integers(self._datasets["cu_seqlens"])
         sizes = schema.check_inputs(self._where, {name: x.shape for name, x in floats.items()}, self.dtypes,
                                     cu_seqlens, self.options)
         self.T, self.H, self.HV, self.K, self.V, self.N = (sizes.T, sizes.H, sizes.HV, sizes.K, sizes.V, sizes.N)
@@ -134,11 +134,15 @@ class InputFile:
     def _read_conv(self):
         if not any(name.startswith("conv/") for name in self._datasets):
             return None
-        attributes = self._file["inputs/conv"].attrs
+        attributes = self._tree.group("inputs/conv").attrs
         activation = types.get_text(attributes, "activation") if "activation" in attributes else "silu"
         if activation not in schema.CONV_ACTIVATIONS:
             raise InputError(f"{self.path}: attribute activation of /inputs/conv: expected "
                              f"{' or '.join(schema.CONV_ACTIVATIONS)}, got {activation!r}")
+        for name in _KNOWN_CONV:
+            if f"conv/{name}" in self._datasets:
+                with reading(self.path, f"/inputs/conv/{name}"):
+                    types.check_size(self._datasets[f"conv/{name}"])
         part = lambda part: {x: self.read_whole(f"conv/{x}_{part}") for x in schema.CONV_CHANNELS
                              if f"conv/{x}_{part}" in self._datasets}
         return Convolution(schema.CONV_ACTIVATIONS[activation], part("weight"), part("bias"))
@@ -160,6 +164,11 @@ def write_input(path, *, q, k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=
         with file.writing():
             inputs.put(file.root)
         file.commit()
+
+
+def check_arguments(path, *, cu_seqlens=None, conv=None, options=Options(), **arrays):
+    """Raise InputError where `write_input` would for these arguments; of arrays only shapes and types are looked at."""
+    CheckedInputs(os.fspath(path), arrays, cu_seqlens, conv, options)
 
 
 class CheckedInputs:

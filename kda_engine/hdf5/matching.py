@@ -18,8 +18,8 @@ def names_to_match(a, b):
             [name for name in in_b if name not in in_a])
 
 
-def tensor_difference(a, b, name, cu_seqlens=None):
-    """The `compare.Difference` of one tensor, of one shape in both `ResultFile`s, read slab by slab.
+def compare_tensor(a, b, name, cu_seqlens=None):
+    """The `compare.Comparison` of one tensor, of one shape in both `ResultFile`s, read slab by slab.
 
     cu_seqlens [N+1]: the sequences that blocks of tokens are counted from; None takes all tokens for one.
     """
@@ -30,7 +30,7 @@ def tensor_difference(a, b, name, cu_seqlens=None):
         at = slice(*np.searchsorted(starts, (first, last)))
         comparison.add(a.read_rows(name, first, last), b.read_rows(name, first, last), first,
                        starts[at] - first if len(starts) else None)
-    return comparison.result()
+    return comparison
 
 
 def place(name, worst_at, cu_seqlens=None):

@@ -5,16 +5,20 @@ import os
 from contextlib import contextmanager
 
 import h5py
+import numpy as np
 
 from ..errors import InputError
+from ..regular_file import check_regular
 from . import types
 from .schema import FORMAT, FORMAT_VERSION
 
+ROOT_ATTRIBUTES = ("format", "format_version", "kind")
 _DIGEST_SLAB = 8 << 20
 
 
 def digest(path):
     """The file's SHA-256 as hexadecimal text; reads it slab by slab."""
+    check_regular(path)
     sha = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -32,37 +36,39 @@ def reading(path, name):
         yield
     except InputError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         # The checksum and the compression are HDF5's only filters here.
         what = "data that match their checksum, got a mismatch" if "filter" in str(error) else \
             f"readable data, got: {str(error) or type(error).__name__}"
         raise InputError(f"{path}: {name}: expected {what}") from error
 
 
-def open_file(path, kinds):
-    """The open h5py.File of one of `kinds`, format and version checked. Raises InputError."""
+def open_hdf5(path):
+    """The open h5py.File of a regular file. Raises InputError."""
     path = os.fspath(path)
-    if not os.path.isfile(path):
-        raise InputError(f"{path}: expected an HDF5 file, got {'a folder' if os.path.isdir(path) else 'nothing'}")
+    check_regular(path, "an HDF5 file")
     try:
         # Parallel file systems without locks are common, and nothing here is written in place.
-        file = h5py.File(path, "r", locking="best-effort", rdcc_nbytes=types.CHUNK_CACHE_BYTES)
-    except (OSError, RuntimeError) as error:
+        return h5py.File(path, "r", locking="best-effort", rdcc_nbytes=types.CHUNK_CACHE_BYTES)
+    except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{path}: expected an HDF5 file, got {_what_it_is(path, error)}") from None
-    try:
-        with reading(path, "root attributes"):
+
+
+def check_root(path, file, kinds, may_be_bare=False):
+    """Raise InputError unless the root attributes of an open h5py.File are those of one of `kinds`.
+
+    may_be_bare: a file with none of them is taken too, for it was written by another program.
+    """
+    with reading(path, "root attributes"):
+        if not may_be_bare or any(name in file.attrs for name in ROOT_ATTRIBUTES):
             _check_root(path, file.attrs, kinds)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _check_root(path, attributes, kinds):
     if (found := types.get_text(attributes, "format")) != FORMAT:
         raise InputError(f"{path}: attribute format: expected {FORMAT!r}, got {found!r}")
     version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
+    if np.ndim(version) or version != FORMAT_VERSION:
         raise InputError(f"{path}: attribute format_version: expected {FORMAT_VERSION}, got {version}")
     if (found := types.get_text(attributes, "kind")) not in kinds:
         raise InputError(f"{path}: attribute kind: expected {' or '.join(kinds)}, got {found!r}")

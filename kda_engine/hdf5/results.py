@@ -6,11 +6,14 @@ import os
 import numpy as np
 
 from ..errors import InputError
+from ..layout import check_cu_seqlens
 from . import schema, types
 from .atomic import AtomicFile
 from .direct import RowPlaces
-from .opening import open_file, reading
-from .shards import MANIFEST, link, remove_replaced, verify
+from .opening import reading
+from .shards import link, read_manifest, remove_replaced, sharded_rows
+from .tree import open_tree
+from .trial import Trial
 
 
 class ResultWriter:
@@ -101,62 +104,62 @@ def add_report(root, report, provenance):
 class ResultFile:
     """An output or golden file, open for reading; where it has shards their checksums are verified on opening.
 
-    kind: "output" or "golden". report, provenance: dicts. Context manager.
+    kind: "output" or "golden". report, provenance: dicts, empty where the file has none. Context manager.
     Raises InputError naming the file and the dataset, on opening and on reading.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, trial=None):
         self.path = os.fspath(path)
-        self._file = open_file(self.path, ("output", "golden"))
+        trial = trial or Trial(self.path, "results")
+        self._tree = open_tree(self.path, ("output", "golden"), trial, may_be_bare=True)
         try:
-            with reading(self.path, "contents"):
-                self.kind = types.get_text(self._file.attrs, "kind")
-                self._datasets = {name: self._file[name] for name in schema.RESULT_TENSORS if name in self._file}
-                boundary = self._file.get("boundary", {})
-                self._datasets |= {f"boundary/{name}": boundary[name] for name in boundary}
-            with reading(self.path, "/report/json"):
-                self.report = types.read_json(self._file, "report/json")
+            with reading(self.path, "root attributes"):
+                attributes = self._tree.file.attrs
+                self.kind = types.get_text(attributes, "kind") or "output"
+            # Both are absent in a file that another program wrote with an HDF5 library alone.
+            self.report = self._read_report()
             with reading(self.path, "attribute provenance"):
-                self.provenance = json.loads(types.get_text(self._file.attrs, "provenance"))
-            self._dtypes = {name: self._dtype(name) for name in self._datasets}
-            if MANIFEST in self._file:
-                with reading(self.path, MANIFEST):
-                    verify(self.path, types.read_json(self._file, MANIFEST))
+                text = types.get_text(attributes, "provenance") if "provenance" in attributes else "{}"
+                self.provenance = json.loads(text)
+            self._rows = self._find_rows()
         except BaseException:
             self.close()
             raise
 
     def tensors(self):
         """Names of all tensors, such as "outputs/out" and "grads/dq", in the schema's order; boundary/* last."""
-        return tuple(self._datasets)
+        return tuple(self._rows)
 
     @property
     def cu_seqlens(self):
         """NumPy int64 [N+1], or None when the file does not tell (a golden does, an output's report may)."""
+        stored = self._tree.dataset("inputs/cu_seqlens")
         with reading(self.path, "cu_seqlens"):
-            if "inputs/cu_seqlens" in self._file:
-                return self._file["inputs/cu_seqlens"][()].astype(np.int64)
-            return np.array(self.report["cu_seqlens"], np.int64) if "cu_seqlens" in self.report else None
+            bounds = self.report.get("cu_seqlens") if stored is None else types.read_integers(stored)
+            if bounds is None:
+                return None
+            tokens = [rows.shape[0] for name, rows in self._rows.items() if name in schema.TOKEN_RESULTS]
+            return check_cu_seqlens(np.array(bounds, np.int64), tokens[0] if tokens else bounds[-1])
 
     def shape(self, name):
-        return self._datasets[name].shape
+        return self._rows[name].shape
 
     def dtype(self, name):
-        return self._dtypes[name]
+        return self._rows[name].dtype
 
     def read(self, name):
         """A tensor in full, in its own type. Raises InputError when the file has none of that name."""
-        if name not in self._datasets:
+        if name not in self._rows:
             raise InputError(f"{self.path}: /{name}: expected a dataset, got nothing")
         return self.read_rows(name, 0, self.shape(name)[0])
 
     def read_rows(self, name, start, stop):
         """Rows [start, stop) of a tensor, contiguous, in its own type."""
         with reading(self.path, f"/{name}"):
-            return types.read_rows(self._datasets[name], self._dtypes[name], start, stop)
+            return self._rows[name].read(start, stop)
 
     def close(self):
-        self._file.close()
+        self._tree.close()
 
     def __enter__(self):
         return self
@@ -164,11 +167,30 @@ class ResultFile:
     def __exit__(self, *_):
         self.close()
 
-    def _dtype(self, name):
-        dataset = self._datasets[name]
-        if not getattr(dataset, "shape", None):
-            raise InputError(f"{self.path}: /{name}: expected a dataset with axes, got another object")
-        dtype = types.float_dtype(dataset)
-        if dtype is None:
-            raise InputError(f"{self.path}: /{name}: expected bfloat16, float16, float32 or float64, got another type")
-        return dtype
+    def _read_report(self):
+        stored = self._tree.dataset("report/json")
+        with reading(self.path, "/report/json"):
+            report = {} if stored is None else types.read_json(stored)
+            if not isinstance(report, dict):
+                raise TypeError(f"expected a JSON object, got a {type(report).__name__}")
+            return report
+
+    def _find_rows(self):
+        """Every tensor's rows by its name, in the schema's order, boundary/* last."""
+        tree, found = self._tree, {}
+        sharded = sharded_rows(self.path, read_manifest(tree))
+        for name in (*schema.RESULT_TENSORS, *(f"boundary/{name}" for name in tree.names("boundary"))):
+            # The virtual dataset over shards is for other tools: HDF5 may crash on a damaged one.
+            rows = sharded.get(name)
+            if rows is None:
+                dataset = tree.dataset(name)
+                if dataset is None:
+                    continue
+                rows = types.Rows(dataset)
+            if len(rows.shape) != schema.axes(name):
+                raise InputError(f"{self.path}: /{name}: expected {schema.axes(name)} axes, got shape {rows.shape}")
+            if rows.dtype is None:
+                raise InputError(f"{self.path}: /{name}: expected bfloat16, float16, float32 or float64, got another "
+                                 "type")
+            found[name] = rows
+        return found

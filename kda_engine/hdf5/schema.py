@@ -37,6 +37,7 @@ CONV_GRADIENTS = tuple(f"grads/conv/d{x}_{part}" for x in "qkv" for part in ("we
 TOKEN_RESULTS = ("outputs/out", "grads/dq", "grads/dk", "grads/dv", "grads/dg", "grads/dbeta")
 STATE_RESULTS = ("outputs/final_state", "grads/d_initial_state")
 RESULT_TENSORS = OUTPUTS + GRADIENTS + CONV_GRADIENTS
+_AXES = {"grads/dbeta": 2, "grads/dA_log": 1, "grads/ddt_bias": 2}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ class Sizes:
         if len(symbols) == 4 and state_layout == "VK":
             symbols = symbols[:2] + ("V", "K")
         return tuple(getattr(self, symbol) for symbol in symbols)
+
+
+def axes(result):
+    """How many axes a result has, by its name such as "grads/dq" or "boundary/M"."""
+    if result in TOKEN_RESULTS:
+        return _AXES.get(result, 3)
+    if result in CONV_GRADIENTS:
+        return 1 if result.endswith("_bias") else 2
+    return _AXES.get(result, 4)
 
 
 def check_inputs(where, shapes, dtypes, cu_seqlens, options: Options):

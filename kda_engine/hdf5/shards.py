@@ -1,7 +1,8 @@
 """Outputs as one file per rank plus a main file of virtual datasets, for file systems where one writer is too slow.
 
 OUTPUT.h5.shards-<id>/rank-0007.h5 holds rank 7's rows; OUTPUT.h5 maps them and lists every shard with its checksum,
-because HDF5 reads a missing shard as fill values without a word.
+because HDF5 reads a missing shard as fill values without a word. The reader of this package goes by that list and opens
+the shards themselves; the virtual datasets are for other tools.
 """
 
 import os
@@ -10,13 +11,14 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-import h5py
 import numpy as np
 
 from ..errors import InputError
-from . import types
-from .atomic import AtomicFile
-from .opening import digest
+from . import types, virtual
+from .atomic import AtomicFile, absolute, refusing
+from .opening import digest, reading
+from .tree import open_tree
+from .trial import Trial
 
 MANIFEST = "shards/manifest"
 
@@ -35,7 +37,15 @@ class Shard:
 
 def shard_folder(path):
     """A new name for the folder of an output's shards; choose it once and hand it to all ranks."""
-    return f"{os.path.abspath(path)}.shards-{secrets.token_hex(4)}"
+    return f"{absolute(path)}.shards-{secrets.token_hex(4)}"
+
+
+def check_shard_folder(path):
+    """Raise InputError when the folder of this output's shards cannot be made; nothing is left of the trial."""
+    folder = shard_folder(path)
+    with refusing(path):
+        os.mkdir(folder)
+    os.rmdir(folder)
 
 
 class ShardWriter:
@@ -89,19 +99,85 @@ def link(root, shards, shapes, dtypes):
         if not sources:
             types.create(root, name, shape, dtypes[name])
             continue
-        types.create_virtual(root, name, shape, np.dtype(dtypes[name]), sources)
+        virtual.create(root, name, shape, np.dtype(dtypes[name]), sources)
     types.write_json(root, MANIFEST, [asdict(shard) for shard in shards])
 
 
-def verify(path, manifest):
-    """Check that every shard is there and unchanged. Raises InputError naming the first that is not."""
-    folder = os.path.dirname(os.path.abspath(path))
-    for entry in manifest:
-        file = os.path.join(folder, entry["file"])
+def read_manifest(tree):
+    """The `Shard`s that a main file lists, none where it has no list. Raises InputError."""
+    listed = tree.dataset(MANIFEST)
+    if listed is None:
+        return []
+    with reading(tree.path, f"/{MANIFEST}"):
+        shards = [Shard(entry["file"], entry["sha256"], {name: (int(first), int(count))
+                                                        for name, (first, count) in entry["rows"].items()})
+                  for entry in types.read_json(listed)]
+        for shard in shards:
+            # A shard lies in a folder beside the main file.
+            if shard.file.count("/") != 1 or ".." in shard.file.split("/") or "\0" in shard.file:
+                raise ValueError(f"expected FOLDER/FILE, got {shard.file!r}")
+    return shards
+
+
+def sharded_rows(path, shards):
+    """`ShardedRows` by dataset name, of all datasets of which some shard of the main file at `path` has rows.
+
+    Raises InputError naming the first shard that is lost, changed or does not hold what the manifest says.
+    """
+    folder, parts = os.path.dirname(os.path.abspath(path)), {}
+    for shard in shards:
+        file = os.path.join(folder, shard.file)
         if not os.path.isfile(file):
-            raise InputError(f"{path}: shard {entry['file']}: expected a file, got nothing")
-        if digest(file) != entry["sha256"]:
-            raise InputError(f"{path}: shard {entry['file']}: expected the checksum of the manifest, got another")
+            raise InputError(f"{path}: shard {shard.file}: expected a file, got nothing")
+        if digest(file) != shard.sha256:
+            raise InputError(f"{path}: shard {shard.file}: expected the checksum of the manifest, got another")
+        names = [name for name, (_, count) in shard.rows.items() if count]
+        with _opened(file, names) as rows:
+            for name in names:
+                parts.setdefault(name, []).append(Part(*shard.rows[name], file, rows[name].shape, rows[name].dtype))
+    return {name: ShardedRows(name, sorted(of, key=lambda part: part.first)) for name, of in parts.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard's rows of one dataset: the first one's number in the whole, how many, and what the shard holds."""
+
+    first: int
+    count: int
+    file: str
+    shape: tuple
+    dtype: np.dtype | None
+
+
+class ShardedRows:
+    """One dataset whose rows lie in shards, as `types.Rows`. parts: `Part`s in the rows' order. Raises InputError."""
+
+    def __init__(self, name, parts):
+        self._name, self._parts, rows = name, parts, 0
+        self.dtype, tail = parts[0].dtype, parts[0].shape[1:]
+        for part in parts:
+            if (part.first, part.shape, part.dtype) != (rows, (part.count,) + tail, self.dtype):
+                raise InputError(f"{part.file}: /{name}: expected {self.dtype} {(part.count,) + tail} from row {rows} on, "
+                                 f"got {part.dtype} {part.shape} from row {part.first} on")
+            rows += part.count
+        self.shape = (rows,) + tail
+
+    def read(self, start, stop):
+        """Rows [start, stop) as a new contiguous array."""
+        values = np.empty((stop - start,) + self.shape[1:], self.dtype)
+        for part in self._parts:
+            begin, end = max(start, part.first), min(stop, part.first + part.count)
+            if begin < end:
+                with _opened(part.file, [self._name]) as rows:
+                    values[begin - start : end - start] = rows[self._name].read(begin - part.first, end - part.first)
+        return values
+
+
+@contextmanager
+def _opened(file, names):
+    """A shard's `types.Rows` by dataset name."""
+    with open_tree(file, ("output",), Trial(file, "results")) as tree:
+        yield {name: types.Rows(tree.needed(name, may_be_virtual=False)) for name in names}
 
 
 @contextmanager
@@ -115,10 +191,10 @@ def remove_replaced(path):
 
 def _folders_of(path):
     try:
-        with h5py.File(path, "r", locking="best-effort") as file:
-            manifest = types.read_json(file, MANIFEST)
-    except (OSError, KeyError, TypeError, ValueError):
+        with open_tree(path, ("output",), Trial(path, "results")) as tree:
+            shards = read_manifest(tree)
+    except InputError:
         return set()
     where, name = os.path.split(os.path.abspath(path))
-    named = {entry["file"].split("/")[0] for entry in manifest}
+    named = {shard.file.split("/")[0] for shard in shards}
     return {os.path.join(where, folder) for folder in named if folder.startswith(f"{name}.shards-")}

@@ -4,17 +4,19 @@ HDF5 1.14 drops the mantissa carry when it narrows to bfloat16 and 2.0 rounds ti
 the dataset's own type, and only NumPy casts. bfloat16 is HDF5's 16-bit float with 8 exponent bits (2.0's own bfloat16).
 """
 
+import hashlib
 import json
-import os
 
 import h5py
 import numpy as np
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5s, h5t
 
 from ..arrays import BFLOAT16, FLOAT_TYPES
 
 # Large enough to stream well, small enough that a slab of a few rows does not read much beside itself.
 CHUNK_BYTES = 4 << 20
+# The most that is read of one dataset when a file is opened; larger ones cannot be what their names say.
+MOST_AT_OPENING = 256 << 20
 # A few chunks of each dataset, so that slabs that share a chunk do not bring it in twice.
 CHUNK_CACHE_BYTES = 16 << 20
 
@@ -43,6 +45,10 @@ def float_dtype(dataset):
     """The NumPy type of a dataset's values, one of arrays.FLOAT_TYPES, or None for any other type."""
     stored = dataset.id.get_type()
     if stored.get_class() != h5t.FLOAT:
+        return None
+    plain = (h5t.NORM_IMPLIED, 0, 8 * stored.get_size())
+    if stored.get_order() not in (h5t.ORDER_LE, h5t.ORDER_BE) or \
+            (stored.get_norm(), stored.get_offset(), stored.get_precision()) != plain:
         return None
     layout = (stored.get_fields(), stored.get_ebias())
     return next((t for t in FLOAT_TYPES if t.itemsize == stored.get_size() and _FIELDS[t] == layout), None)
@@ -75,42 +81,6 @@ def create(group, name, shape, dtype, compress=False, early=False):
     return group.create_dataset(name, shape, dtype=h5py.Datatype(file_type(dtype)), dcpl=properties, **filters)
 
 
-def create_virtual(group, name, shape, dtype, sources):
-    """A dataset whose rows lie in other files; rows without a file read as NaN.
-
-    sources: (file name relative to this file's folder, dataset name there, first row here, rows) for each part.
-    """
-    properties = h5p.create(h5p.DATASET_CREATE)
-    properties.set_fill_value(np.array(np.nan, "f4"))
-    for file, dataset, start, rows in sources:
-        here = h5s.create_simple(shape)
-        here.select_hyperslab((start,) + (0,) * (len(shape) - 1), (rows,) + shape[1:])
-        there = h5s.create_simple((rows,) + shape[1:])
-        properties.set_virtual(here, os.fsencode(file), dataset.encode(), there)
-    parent, _, leaf = name.rpartition("/")
-    parent = group.require_group(parent) if parent else group
-    h5d.create(parent.id, leaf.encode(), file_type(dtype), h5s.create_simple(shape), properties)
-
-
-def lost_source(dataset):
-    """What a virtual dataset takes values from and is not there, as text; else None. HDF5 would read fill values."""
-    if not dataset.is_virtual:
-        return None
-    folder = os.path.dirname(os.path.abspath(dataset.file.filename))
-    for source in dataset.virtual_sources():
-        # "." is the same file; a % stands for the numbers of files that may still come.
-        if source.file_name == "." or "%" in source.file_name:
-            continue
-        paths = [os.path.join(place, source.file_name) for place in (os.environ.get("HDF5_VDS_PREFIX", ""), folder, "")]
-        found = next((path for path in paths if os.path.isfile(path)), None)
-        if found is None:
-            return source.file_name
-        with h5py.File(found, "r", locking="best-effort") as file:
-            if source.dset_name not in file:
-                return f"{source.file_name}: {source.dset_name}"
-    return None
-
-
 def read_rows(dataset, dtype, start, stop):
     """Rows [start, stop) along the first axis as a new contiguous array; `dtype` is float_dtype(dataset)."""
     shape = (stop - start,) + dataset.shape[1:]
@@ -123,6 +93,18 @@ def read_rows(dataset, dtype, start, stop):
     return bits.view(dtype)
 
 
+class Rows:
+    """The rows of one open h5py.Dataset. shape: a tuple. dtype: as `float_dtype`."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+        self.shape, self.dtype = dataset.shape, float_dtype(dataset)
+
+    def read(self, start, stop):
+        """Rows [start, stop) as a new contiguous array."""
+        return read_rows(self._dataset, self.dtype, start, stop)
+
+
 def write_rows(dataset, start, rows):
     """Write `rows` (of the dataset's own type) from row `start` on."""
     if rows.size:
@@ -132,7 +114,7 @@ def write_rows(dataset, start, rows):
 
 def put_text(attributes, name, text):
     """A text attribute of fixed length: HDF5 keeps other strings in a heap without checksums."""
-    _create_text(attributes.create, name, text)
+    _create_text(attributes.create, name, _encoded(text))
 
 
 def get_text(attributes, name):
@@ -145,20 +127,50 @@ def get_text(attributes, name):
 
 
 def write_json(group, name, value):
-    """`value` as one UTF-8 string dataset of JSON. Raises ValueError for NaN and infinities, which JSON has not."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """`value` as one UTF-8 string dataset of JSON. Raises ValueError for NaN and infinities, which JSON has not.
+
+    HDF5 keeps no checksum of a text, so its SHA-256 is an attribute of the dataset.
+    """
+    text = _encoded(json.dumps(value, ensure_ascii=False, allow_nan=False))
     _create_text(group.create_dataset, name, text)
+    put_text(group[name].attrs, "sha256", hashlib.sha256(text).hexdigest())
 
 
-def read_json(group, name):
-    """The value that `write_json` stored. Raises KeyError, TypeError or ValueError when there is none."""
-    return json.loads(group[name].asstr()[()])
+def read_json(dataset):
+    """The value that `write_json` stored. Raises TypeError or ValueError when there is none, or it was changed."""
+    kind = h5py.check_string_dtype(dataset.dtype)
+    if kind is None or dataset.shape != () or (kind.length or 0) > MOST_AT_OPENING:
+        raise TypeError(f"expected one text, got {dataset.dtype} {dataset.shape}")
+    text = dataset[()]
+    sealed = get_text(dataset.attrs, "sha256")
+    if sealed is not None and hashlib.sha256(text).hexdigest() != sealed:
+        raise ValueError("expected the text of its checksum, got another")
+    return json.loads(text)
+
+
+def read_integers(dataset):
+    """A whole dataset of integers [n]. Raises TypeError for another type or shape, ValueError for an absurd size."""
+    stored = dataset.id.get_type()
+    if stored.get_class() != h5t.INTEGER or stored.get_size() > 8 or len(dataset.shape) != 1:
+        raise TypeError(f"expected integers with one axis, got another type or shape {dataset.shape}")
+    check_size(dataset)
+    return dataset[()]
+
+
+def check_size(dataset):
+    """Raise ValueError when a dataset that is read on opening is larger than it can be."""
+    size = dataset.id.get_space().get_simple_extent_npoints() * dataset.id.get_type().get_size()
+    if size > MOST_AT_OPENING:
+        raise ValueError(f"expected at most {MOST_AT_OPENING} bytes, got shape {dataset.shape}: {size} bytes")
 
 
 def _create_text(create, name, text):
+    create(name, data=text, dtype=h5py.string_dtype("utf-8", max(1, len(text))))
+
+
+def _encoded(text):
     # File names may hold bytes that are no UTF-8; written so, they are still what JSON reads back.
-    encoded = text.encode("utf-8", "backslashreplace")
-    create(name, data=encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _spaces(dataset, start, shape):

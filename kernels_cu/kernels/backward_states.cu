@@ -7,9 +7,9 @@
 //      16. Written, padding included.
 // Grid: one block per (span, value head, tile of kTileColumns value columns), the tile fastest; kTileWarps warps;
 // kStages records of dynamic shared memory. A warp owns 16 columns of the state; the block shares only the records.
-#include "tile/backward_state.cuh"
-#include "tile/backward_values.cuh"
-#include "tile/general_pipe.cuh"
+#include "tile/portable/backward_state.cuh"
+#include "tile/portable/backward_values.cuh"
+#include "tile/portable/operand_pipe.cuh"
 #include "varlen/span.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * kTileWarps, 2)

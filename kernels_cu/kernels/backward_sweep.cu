@@ -9,9 +9,9 @@
 //      wanted. All written, padding included.
 // Grid: one block per (span, value head, tile of kTileColumns value columns), the tile fastest; kTileWarps warps;
 // kStages slots of kTurned floats of dynamic shared memory. A warp owns 16 columns; the block shares only the slots.
-#include "tile/backward_pipe.cuh"
-#include "tile/backward_state.cuh"
-#include "tile/backward_values.cuh"
+#include "tile/portable/backward_pipe.cuh"
+#include "tile/portable/backward_state.cuh"
+#include "tile/portable/backward_values.cuh"
 #include "varlen/span.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * kTileWarps, 2)

@@ -13,7 +13,7 @@
 // kSharedBytes of dynamic shared memory. A block reads and writes only its own columns; M_(r+1) is copied while M_r is
 // applied.
 #include "common/types.cuh"
-#include "ptx/cp_async.cuh"
+#include "ptx/copy.cuh"
 
 namespace {
 
@@ -44,17 +44,17 @@ __device__ void copy_matrix(float* shared, const float* global) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int heads) {
+    fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int value_heads) {
     extern __shared__ __align__(16) float shared[];
     float* state = shared + 2 * kMatrix;
     constexpr int kBlocks = kSize / kColumns;
     const int first_column = blockIdx.x % kBlocks * kColumns, chain_and_head = blockIdx.x / kBlocks;
-    const int head = chain_and_head % heads;
-    const Chain chain = chains[chain_and_head / heads];
+    const int head = chain_and_head % value_heads;
+    const Chain chain = chains[chain_and_head / value_heads];
     if (chain.links == 0) return;
     const int row = threadIdx.x / 2, column = kOwn * (threadIdx.x % 2);
     constexpr int kDirection = kReversed ? -1 : 1;
-    const i64 slot_size = static_cast<i64>(heads) * kSize * kSize, to_next = kDirection * slot_size;
+    const i64 slot_size = static_cast<i64>(value_heads) * kSize * kSize, to_next = kDirection * slot_size;
     const i64 offset = chain.first_slot * slot_size + static_cast<i64>(head) * kSize * kSize;
     const float* matrix = transitions + offset + to_next;
     float* own = carried + offset + row * kSize + first_column + column;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // Uniform in the block.
     const auto certified = [&](int link) {
         return warmup_chunks != nullptr &&
-               warmup_chunks[static_cast<i64>(chain.first_slot + kDirection * (1 + link)) * heads + head] >= 0;
+               warmup_chunks[static_cast<i64>(chain.first_slot + kDirection * (1 + link)) * value_heads + head] >= 0;
     };
 
     if (!certified(0)) copy_matrix(shared, matrix);

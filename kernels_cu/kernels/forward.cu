@@ -8,9 +8,9 @@
 // Grid: one block per (span, value head, tile of value columns), the tile fastest; one warp per 16 columns of the tile,
 // at most kMostWarps; kStages records of dynamic shared memory. A warp owns its columns of the state; the block shares
 // only the records, so that wide tiles read them less often. Warps past the last column only help to copy.
-#include "tile/general_pipe.cuh"
-#include "tile/general_state.cuh"
-#include "tile/general_values.cuh"
+#include "tile/portable/operand_pipe.cuh"
+#include "tile/portable/state.cuh"
+#include "tile/portable/values.cuh"
 #include "varlen/span.cuh"
 
 namespace {

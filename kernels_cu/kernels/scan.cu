@@ -8,7 +8,7 @@
 // Grid: one block per (sequence, value head, tile of kColumns value columns), the tile fastest; kKeySize threads, each
 // a channel of the state.
 #include "common/types.cuh"
-#include "tile/general_operands.cuh"
+#include "tile/portable/operands.cuh"
 
 namespace {
 

@@ -8,7 +8,7 @@
 // Grid: one block per (chunk, kThreads channels), the channels fastest; a thread takes one channel through the chunk.
 // Sums are float32, in the order of the taps. A token is read W times, all but once from the cache.
 #include "common/math.cuh"
-#include "tile/general_element.cuh"
+#include "tile/shared/element.cuh"
 #include "varlen/chunk.cuh"
 
 namespace {

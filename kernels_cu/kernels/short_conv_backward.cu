@@ -13,7 +13,7 @@
 // chunk, computes d of its rows and of the W - 1 behind them, and shares nothing: nobody synchronises. s is summed in
 // the order of short_conv.cu; all sums are float32, in a fixed order.
 #include "common/math.cuh"
-#include "tile/general_element.cuh"
+#include "tile/shared/element.cuh"
 #include "varlen/chunk.cuh"
 
 namespace {

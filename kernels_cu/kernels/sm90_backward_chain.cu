@@ -1,12 +1,13 @@
 // The fused chain of the backward, for what sm90_chain.cu takes: the gradient of the state from chunk to chunk, from
 // the last to the first, over one piece, value head and block of value columns in a thread block.
 //
-//   per chunk of 16 tokens, with the operands of tile/chain_prepare.cuh and dS [128, columns] carried in float32:
+//   per chunk of 16 tokens, with the operands of tile/fused/prepare.cuh and dS [128, columns] carried in float32:
 //     dU = scale P^T dO + Kr dS,  X = N^T dU,  dS <- Diag(e^gamma_C) dS + scale Q+^T dO - K+^T Diag(beta) X
 //
-//   dV = Diag(beta) X is left to those who want it: float16 would lose it where beta is small.
+//   dV = Diag(beta) X is left to the gradients' kernel: float16 would lose it where beta is small.
 //
-// KDA_SAVES 1: also writes the records of tile/chain_record.cuh: dS behind every tile, X of every token.
+// KDA_SAVES 1: also writes the records of tile/fused/record.cuh: dS behind every tile, X of every token, and with their
+// units the largest |dO| of every chunk by 16 value columns.
 //
 // In:  q, k [T,H,128], d_out, g [T,HV,128], beta [T,HV] of one 16-bit type, contiguous, 16-byte aligned; A_log [HV],
 //      dt_bias [HV,128] float32 or null; d_final_state [N,HV,128,128] float32 or null; pieces and, null or not,
@@ -15,9 +16,9 @@
 // Out: d_initial_state, carried [slot,HV,128,128] float32, [K,V]; states, tokens, units (records). Every element of a
 //      piece is written, nothing else.
 // Grid, roles and ring: as in sm90_chain.cu; dO lies where the forward has v.
-#include "tile/chain_prepare.cuh"
-#include "tile/chain_record.cuh"
-#include "tile/chain_state.cuh"
+#include "tile/fused/prepare.cuh"
+#include "tile/fused/record.cuh"
+#include "tile/fused/state.cuh"
 
 namespace {
 
@@ -34,11 +35,11 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
                           u32 (&values)[4], int lane) {
     float product[8];
     wgmma_fence();
-    wgmma(product, source, square_descriptor(slot + Slot::kAttend), false);
+    wgmma(product, source, square_descriptor(slot, Slot::kAttend), false);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         const int keys = Slot::kGate + (step >> 2) * Slot::kGateDistance + (step & 3) * 32;
-        wgmma(product, rounded[step], rows_descriptor(slot + keys), true);
+        wgmma(product, rounded[step], rows_descriptor(slot, keys), true);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -49,7 +50,7 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
 
     float solved[8];
     wgmma_fence();
-    wgmma(solved, updates, square_descriptor(slot + Slot::kSolve), false);
+    wgmma(solved, updates, square_descriptor(slot, Slot::kSolve), false);
     wgmma_commit();
     wgmma_wait<0>();
     u32 negative[4];
@@ -60,22 +61,22 @@ __device__ void step_back(State& state, const u32 (&rounded)[kSteps][4], const u
         negative[i] = pack_f16(-beta.x * solved[2 * i], -beta.y * solved[2 * i + 1]);
     }
     wgmma_fence();
-    wgmma_rows(state.value, source, columns_descriptor<Slot::kKeyDistance>(slot + Slot::kQuery));
-    wgmma_rows(state.value, negative, columns_descriptor<Slot::kKeyDistance>(slot + Slot::kKey));
+    wgmma_rows(state.value, source, columns_descriptor<Slot::kKeyDistance>(slot, Slot::kQuery));
+    wgmma_rows(state.value, negative, columns_descriptor<Slot::kKeyDistance>(slot, Slot::kKey));
     wgmma_commit();
 }
 
 __device__ void carry(u32 shared, const Work& work, const States& states, const Records& records, float scale) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const u32 out_place = Slot::kValue + group * Slot::kValueDistance +
-                          SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0);
+    const u32 out_place = hold_address(Slot::kValue + group * Slot::kValueDistance +
+                                       SwizzledTile::step(SwizzledTile::columns_first(lane), warp, 0));
 
     State state;
     RingPlace<kSlots> place = {0, 0};
     Cursor cursor = Cursor::at_start(work);
     while (!cursor.done(work)) {
         const int first_column = cursor.split * kColumns + group * SwizzledTile::kColumns + warp * 16;
-        state.begin(cursor, states, work.heads, first_column, lane);
+        state.begin(cursor, states, work.value_heads, first_column, lane);
         bool ends_tile = true;
         for (int chunk = cursor.chunks - 1; chunk >= 0; --chunk) {
             const u32 slot = shared + place.slot * Slot::kBytes;
@@ -95,7 +96,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
             step_back(state, rounded, source, slot, values, lane);
             if constexpr (kSaves) {
                 const i64 tile = cursor.piece.first_tile + chunk / kTileChunks;
-                const RecordPlace record(records, tile * work.heads + cursor.head, Record::kBackwardUnits, first_column,
+                const RecordPlace record(records, tile * work.value_heads + cursor.head, Record::kBackwardUnits, first_column,
                                          lane);
                 if (ends_tile) record.store_state(rounded, state.unit, lane);
                 record.store_tokens(values, chunk % kTileChunks, state.unit, lane);
@@ -108,7 +109,7 @@ __device__ void carry(u32 shared, const Work& work, const States& states, const 
             mbarrier_arrive(released_barrier(shared, place.slot));
             place.advance(1);
         }
-        state.end(cursor, states, work.heads, first_column, lane);
+        state.end(cursor, states, work.value_heads, first_column, lane);
         cursor.chunk = 0;
         cursor.item += gridDim.x;
         cursor.open(work);
@@ -121,19 +122,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_backward_chain(const Element* q, const Element* k, const Element* d_out, const Element* g, const Element* beta,
                         const float* A_log, const float* dt_bias, const float* d_final_state, float* d_initial_state,
                         float* carried, u32* states, u32* tokens, float* units, const Piece* pieces,
-                        const int* warmup_chunks, int items, int key_heads, int heads, int gate_form, int beta_form,
+                        const int* warmup_chunks, int items, int key_heads, int value_heads, int gate_form, int beta_form,
                         float lower_bound, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = hold_address(static_cast<u32>(__cvta_generic_to_shared(memory)));
     init_barriers(shared);
 
-    const Work work = {pieces, warmup_chunks, items, key_heads, heads, kSize / kColumns};
+    const Work work = {pieces, warmup_chunks, items, key_heads, value_heads, kSize / kColumns};
     if (threadIdx.x < 32 * kCarryWarps) {
         take_registers<kCarryRegisters>();
         carry(shared, work, {d_final_state, d_initial_state, carried, nullptr}, {states, tokens, units}, scale);
     } else {
         give_registers<kPrepareRegisters>();
-        const Inputs in = {q, k, d_out, g, beta, A_log, dt_bias, key_heads, heads, static_cast<GateForm>(gate_form),
+        const Inputs in = {q, k, d_out, g, beta, A_log, dt_bias, key_heads, value_heads, static_cast<GateForm>(gate_form),
                            static_cast<BetaForm>(beta_form), lower_bound};
         prepare(memory, shared, work, in);
     }

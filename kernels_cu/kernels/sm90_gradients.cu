@@ -9,14 +9,14 @@
 // gamma counts from the tile's start. Within a chunk, decays are factors around its middle: e^(gamma - m) and
 // e^(m - gamma) with m half the chunk's total, at most 40 nats either way. Between the chunks a channel has the factor
 // e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands that the tensor cores saw
-// with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/chain_gate.cuh):
-// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/gradient_deep.cuh).
+// with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/fused/gate.cuh):
+// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/fused/gradient_deep.cuh).
 //
 // KDA_GROUPED 1: with more value heads than key heads, of which each has as many; the shares of dq and dk by value head
 // are then left in float32.
 //
 // In:  q, k [T,H,128], g, d_out [T,HV,128], beta [T,HV] of one 16-bit type, 16-byte aligned; A_log [HV], dt_bias
-//      [HV,128] float32 or null; the records (tile/chain_record.cuh) of sm90_chain (states, tokens, units) and of
+//      [HV,128] float32 or null; the records (tile/fused/record.cuh) of sm90_chain (states, tokens, units) and of
 //      sm90_backward_chain (d_states, d_tokens, d_units); tiles: the tile table.
 // Out: dv, dg [T,HV,128], dbeta [T,HV] of the inputs' type; dq, dk [T,H,128] of that type or, if KDA_GROUPED is 1,
 //      [T,HV,128] float32; d_bias [tiles,HV,128], d_rate [tiles,HV,8] float32: the tile's sums of the gradients of
@@ -24,16 +24,15 @@
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
-#include "ptx/hold.cuh"
-#include "ptx/ldmatrix.cuh"
-#include "ptx/stmatrix.cuh"
-#include "tile/gradient_deep.cuh"
-#include "tile/gradient_pairs.cuh"
-#include "tile/gradient_tile.cuh"
+#include "common/warp.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/registers.cuh"
+#include "tile/fused/gradient_deep.cuh"
+#include "tile/fused/gradient_pairs.cuh"
+#include "tile/fused/gradient_tile.cuh"
 
 namespace {
 
-constexpr u32 kAllLanes = 0xffffffffu;
 constexpr bool kGrouped = KDA_GROUPED != 0;
 
 // A lane's ldmatrix address in a token record, for value columns 16 step on and 16 tokens of a chunk: matrices (value
@@ -120,7 +119,7 @@ template <bool kAlike>
 __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors& factors, int matrix, int rows,
                                 int columns, int lane) {
     const auto factor = [&](int step) {
-        return factors.get((matrix == 0 ? kOfOut : kOfValues) + rows, step) * factors.get(kOfWrites + columns, step);
+        return factors.get((matrix == 0 ? kOfOut : kOfX) + rows, step) * factors.get(kOfWrites + columns, step);
     };
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
@@ -130,7 +129,7 @@ __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors&
                                                SwizzledTile::rows_first(lane), step, SwizzledTile::kBytes));
         } else {
             u32 x[4];
-            ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, rows, lane));
+            ldmatrix_transposed(x, token_blocks(shared + Tile::kX, step, rows, lane));
             a[0] = x[0], a[1] = x[2], a[2] = x[1], a[3] = x[3];
         }
         ldmatrix_transposed(b, token_blocks(shared + Tile::kWrites, step, columns, lane));
@@ -199,8 +198,8 @@ struct StateProducts {
                 float of_step = factor(kOfState, kOfOut + chunk);
                 add_product<kAlike>(d_query[2 * chunk], state, x[0], x[2], of_step);
                 add_product<kAlike>(d_query[2 * chunk + 1], state, x[1], x[3], of_step);
-                ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, chunk, lane));
-                of_step = -factor(kOfState, kOfValues + chunk);
+                ldmatrix_transposed(x, token_blocks(shared + Tile::kX, step, chunk, lane));
+                of_step = -factor(kOfState, kOfX + chunk);
                 add_product<kAlike>(d_key[2 * chunk], state, x[0], x[1], of_step);
                 add_product<kAlike>(d_key[2 * chunk + 1], state, x[2], x[3], of_step);
                 ldmatrix_transposed(x, token_blocks(shared + Tile::kWrites, step, chunk, lane));
@@ -223,7 +222,7 @@ struct StateProducts {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const float of_query = of_state * factors.get(kOfOut + n / 2, 0);
-            const float of_key = -of_state * factors.get(kOfValues + n / 2, 0);
+            const float of_key = -of_state * factors.get(kOfX + n / 2, 0);
             const float of_key_out = of_gradient * factors.get(kOfWrites + n / 2, 0);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -235,9 +234,10 @@ struct StateProducts {
     }
 };
 
-// Units of decays up to which the pairs share factors. Of a token: by e^-4 its gradient is so small beside what cancels
-// that of its digits two are left.
-constexpr float kMostOfSharedToken = 4.0f * kLog2E * kGateScale;
+// Units of decays up to which the pairs share factors. Of a token: where pairs share factors, the gradient of its log
+// decay is the difference of two sums, and at 10 nats e^-10 times their size. It is then right to 3e-3 (a token alone among
+// hardly decaying ones; rounding to bfloat16 costs 1.7e-3), at 12 nats to 1.2e-2. Beyond, pairs are taken by levels.
+constexpr float kMostOfSharedToken = 10.0f * kLog2E * kGateScale;
 // Of a chunk: its halves to either side of the middle.
 constexpr float kMostOfSharedChunk = 80.0f * kLog2E * kGateScale;
 
@@ -318,19 +318,13 @@ __device__ void fetch_parked(ChannelTokens& x, const float4* place) {
     }
 }
 
-__device__ float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-    return x;
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sm90_gradients(const Element* q, const Element* k, const Element* g, const Element* beta, const float* A_log,
                    const float* dt_bias, const Element* d_out, const u32* states, const u32* tokens, const float* units,
                    const u32* d_states, const u32* d_tokens, const float* d_units, const TilePlace* tiles,
-                   int key_heads, int heads, int gate_form, int beta_form, float lower_bound, float scale,
+                   int key_heads, int value_heads, int gate_form, int beta_form, float lower_bound, float scale,
                    void* dq, void* dk, Element* dv, Element* dg, Element* dbeta, float* d_bias, float* d_rate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = static_cast<u32>(__cvta_generic_to_shared(memory));
@@ -338,11 +332,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     float* diagonals = reinterpret_cast<float*>(memory + Tile::kDiagonals);
     float* strengths = reinterpret_cast<float*>(memory + Tile::kStrengths);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
-    const int head = blockIdx.x % heads;
+    const int head = blockIdx.x % value_heads;
     const i64 tile_and_head = blockIdx.x;
-    const TilePlace place = tiles[blockIdx.x / heads];
-    const i64 offset = (place.token * heads + head) * kSize, stride = static_cast<i64>(heads) * kSize;
-    const int key_head = kGrouped ? head / (heads / key_heads) : head;
+    const TilePlace place = tiles[blockIdx.x / value_heads];
+    const i64 offset = (place.token * value_heads + head) * kSize, stride = static_cast<i64>(value_heads) * kSize;
+    const int key_head = kGrouped ? head / (value_heads / key_heads) : head;
     const i64 key_stride = kGrouped ? static_cast<i64>(key_heads) * kSize : stride;
     const i64 key_offset = kGrouped ? place.token * key_stride + key_head * kSize : offset;
 
@@ -364,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cp_async_commit();
     load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
                  d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
-    const i64 of_beta = (place.token + threadIdx.x) * heads + head;
+    const i64 of_beta = (place.token + threadIdx.x) * value_heads + head;
     if (threadIdx.x < kTileTokens) {
         const bool real = threadIdx.x < place.tokens;
         strengths[threadIdx.x] = real ? activate_beta(static_cast<BetaForm>(beta_form), to_float(beta[of_beta])) : 0.0f;
@@ -443,9 +437,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int chunk = 0; chunk < 2; ++chunk) {
         u32 x[4];
-        ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
+        ldmatrix_transposed(x, token_blocks(shared + Tile::kX, warp, chunk, lane));
         const float* of_chunk = strengths + kChunk * chunk + (lane >> 2);
-        const float factor = factors.get(kOfValues + chunk, warp);
+        const float factor = factors.get(kOfX + chunk, warp);
         const float early_token = factor * of_chunk[0], late_token = factor * of_chunk[8];
         const auto converted = [&](u32 y, float beta) {
             const float2 z = HalfPair<Float16>::unpack(y);
@@ -683,9 +677,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
     store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
     if (threadIdx.x < place.tokens) {
-        const float strength = strengths[threadIdx.x];
-        // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
-        const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength;
-        from_float(dbeta[of_beta], beta_adjoint(static_cast<BetaForm>(beta_form), d, to_float(beta[of_beta])));
+        from_float(dbeta[of_beta],
+                   beta_adjoint(static_cast<BetaForm>(beta_form), diagonals[kTileTokens + threadIdx.x],
+                                strengths[threadIdx.x], to_float(beta[of_beta])));
     }
 }

@@ -5,7 +5,7 @@
 // In:  shares [T, H group, 128] float32, 16-byte aligned; rows: T H.
 // Out: sums [T, H, 128] of the element type, written.
 // Grid: 8 warps a block, one for each row; a lane has 4 channels.
-#include "tile/general_element.cuh"
+#include "tile/shared/element.cuh"
 
 namespace {
 

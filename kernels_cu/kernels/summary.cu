@@ -7,9 +7,9 @@
 // Grid: one block per (span, value head, tile of columns of [S | M]), the tile fastest, S's tiles first, M's only if
 // wanted; one warp per 16 columns of the tile, at most kMostWarps; kStages records of dynamic shared memory. Warps past
 // the last column only help to copy.
-#include "tile/general_pipe.cuh"
-#include "tile/general_state.cuh"
-#include "tile/general_values.cuh"
+#include "tile/portable/operand_pipe.cuh"
+#include "tile/portable/state.cuh"
+#include "tile/portable/values.cuh"
 #include "varlen/span.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
 // D += A B for one warpgroup (sm_90a): A 64 x 16 float16 in registers, B 16 x N float16 in shared memory, D 64 x N
-// float32. Warp w of the group holds rows 16 w to 16 w + 15 of A and D, laid out like the fragments of mma_f16.cuh; D's
+// float32. Warp w of the group holds rows 16 w to 16 w + 15 of A and D, laid out like the fragments of mma.cuh; D's
 // register 4 n + i belongs to columns 8 n to 8 n + 7. A product runs between wgmma_fence and wgmma_wait; until then its
 // registers must not be touched. `accumulate` false: D = A B.
 #pragma once

@@ -22,7 +22,7 @@ struct alignas(16) Piece {
     Carried carried;
     int state_in;
     int state_out;
-    // Number of the tile (tile/chain_record.cuh) that the piece starts with.
+    // Number of the tile (tile/fused/record.cuh) that the piece starts with.
     i64 first_tile;
 };
 static_assert(sizeof(Piece) == 32);
@@ -35,7 +35,7 @@ struct Work {
     const int* warmup_chunks;
     int items;
     int key_heads;
-    int heads;
+    int value_heads;
     int splits;
 };
 
@@ -54,16 +54,16 @@ struct Cursor {
         if (done(work)) return;
         const unsigned lane_of_work = static_cast<unsigned>(item) / static_cast<unsigned>(work.splits);
         split = item - static_cast<int>(lane_of_work) * work.splits;
-        const unsigned row = lane_of_work / static_cast<unsigned>(work.heads);
-        head = static_cast<int>(lane_of_work - row * work.heads);
-        key_head = head / (work.heads / work.key_heads);
+        const unsigned row = lane_of_work / static_cast<unsigned>(work.value_heads);
+        head = static_cast<int>(lane_of_work - row * work.value_heads);
+        key_head = head / (work.value_heads / work.key_heads);
         piece = work.pieces[row];
         chunks = (piece.tokens + kChunk - 1) / kChunk;
         if (work.warmup_chunks != nullptr && piece.state_out >= 0) shorten(work);
     }
 
     __device__ void shorten(const Work& work) {
-        const int wanted = work.warmup_chunks[static_cast<i64>(piece.state_out) * work.heads + head];
+        const int wanted = work.warmup_chunks[static_cast<i64>(piece.state_out) * work.value_heads + head];
         if (wanted < 0) return;
         if (piece.carried == Carried::kTransition) {
             piece.tokens = 0;

@@ -41,7 +41,7 @@ def main(args):
         if session.size < 2:
             raise AgreedError("ranks: expected at least 2, got 1; mpirun -n R kda-engine bench collectives")
         counts = session.together(lambda: rank_counts(args.ranks, session.size, least=2))
-        measure = lambda exchange, transport: measure_exchanges(exchange, transport, args.heads, args.samples)
+        measure = lambda transport: measure_exchanges(transport, args.heads, args.samples)
         rows = on_first_ranks(session, counts, measure)
         nodes = count_nodes(session)
         if session.rank == 0:

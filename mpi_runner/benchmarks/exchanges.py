@@ -8,60 +8,75 @@ from kda_engine.bench.shapes import HEAD_SIZE
 from kda_engine.layout import CHUNK
 from kda_engine.partition import partition
 
-from ..boundary import Boundaries
+from ..clock import Clock
+from ..parallel.boundary import FORWARD, Crossings
+from ..parallel.routes import ROUTES
 from .ranks import slowest_seconds
 
-
-class BoundaryGather:
-    """Route B's forward: the boundary pairs of one sequence that spans all ranks, to all ranks."""
-
-    name = "allgather"
-
-    def __init__(self, exchange, HV):
-        self.exchange = exchange
-        R = exchange.size
-        segments = partition(np.array([0, R * CHUNK]), R)
-        passing = np.array([s.left is not None and s.right is not None for s in segments])
-        kept = np.repeat(passing[:, None], HV, axis=1)
-        sends = np.array([s.right is not None for s in segments])
-        self.plan = Boundaries(segments, (HV, HEAD_SIZE, HEAD_SIZE), np.dtype("f4"), sends, kept)
-        self.mine = self._contribution(exchange.rank)
-
-    def run(self):
-        """All ranks' contributions."""
-        return self.exchange.start_gather(self.mine, self.plan.lengths, "gathering boundaries").wait()
-
-    def right(self, contributions):
-        """Whether this rank got what every rank sent."""
-        return all(np.array_equal(x, self._contribution(rank)) for rank, x in enumerate(contributions))
-
-    def _contribution(self, rank):
-        HV, K, V = self.plan.HV, self.plan.K, self.plan.V
-        return self.plan.pack(rank, Affine(_values(rank, HV, K, K), _values(rank, HV, K, V)))
+# How much of the state that enters a rank is left of it behind the rank: powers of it are exact.
+DECAY = 0.5
 
 
-class NeighbourHandOn:
-    """Route A's forward: the boundary state from the first rank to the last, each waiting for the one before."""
+class BareSide:
+    """A `work.Side` of a rank of which nothing is computed: one sequence of a chunk a rank, S and M made up."""
 
-    name = "serial"
+    direction, save = FORWARD, False
 
-    def __init__(self, exchange, HV):
-        self.exchange, self.shape = exchange, (HV, HEAD_SIZE, HEAD_SIZE)
-        self.first = _values(0, *self.shape)
+    def __init__(self, segment, S, M):
+        self.segment, self.clock = segment, Clock()
+        self._S, self._M = S, M
+        self.waiting_name = None if segment.left is None else "left"
+        self.feeding_name = None if segment.right is None else "left" if segment.left is not None else "right"
+        self.early = [] if self.waiting_name else ["right"]
+        self.states = np.zeros((1, *S.shape), S.dtype)
+        self.leaving = S
+
+    def summarise(self, skips):
+        """The pair that this rank hands out; None on the last rank."""
+        return None if self.feeding_name is None else Affine(self._M, self._S)
+
+    def run_early(self):
+        """Nothing is computed."""
+
+    def run(self, name):
+        """Nothing but the state that a walk without summaries hands on."""
+
+    def enter(self, state):
+        """Keep the state that arrived."""
+        self.states[0] = state
+
+    def run_waiting(self):
+        """What a rank without a summary would hand on."""
+        if self.waiting_name is not None:
+            self.leaving = DECAY * self.states[0] + self._S
+
+
+class BoundaryExchange:
+    """A route's forward: the states of one sequence that spans all ranks to where they are waited for."""
+
+    def __init__(self, route, transport, HV):
+        self.name, self.route, self.transport = route.name, route, transport
+        segments = partition(np.array([0, transport.size * CHUNK]), transport.size)
+        self.crossings = Crossings.exact(FORWARD, segments, HV, HEAD_SIZE, HEAD_SIZE, 4)
+        S = np.full((HV, HEAD_SIZE, HEAD_SIZE), 1.0 + transport.rank, "f4")
+        M = None
+        if 0 < transport.rank < transport.size - 1:
+            M = np.zeros_like(S)
+            M[:] = DECAY * np.eye(HEAD_SIZE, dtype="f4")
+        self._make_side = lambda: BareSide(segments[transport.rank], S, M)
 
     def run(self):
         """The state that has arrived here."""
-        exchange, state = self.exchange, self.first
-        if exchange.rank > 0:
-            state = exchange.receive(self.shape, np.dtype("f4"), exchange.rank - 1, "the neighbour's state")
-        if exchange.rank + 1 < exchange.size:
-            for request in exchange.start_send(state, exchange.rank + 1):
-                exchange.wait(request, "handing on the state")
-        return state
+        side = self._make_side()
+        self.route.walk(side, self.crossings, None, self.transport, None)
+        return side.states[0]
 
     def right(self, state):
-        """Whether the first rank's state has come through."""
-        return np.array_equal(state, self.first)
+        """Whether it is what the ranks before made of it."""
+        expected = 0.0
+        for rank in range(self.transport.rank):
+            expected = DECAY * expected + 1.0 + rank
+        return np.allclose(state, expected, rtol=1e-6, atol=0)
 
 
 class ParameterSum:
@@ -69,44 +84,37 @@ class ParameterSum:
 
     name = "allreduce"
 
-    def __init__(self, exchange, HV):
-        self.exchange = exchange
-        self.mine = np.full(HV * (1 + HEAD_SIZE), 1.0 + exchange.rank)
+    def __init__(self, transport, HV):
+        self.transport = transport
+        self.mine = np.full(HV * (1 + HEAD_SIZE), 1.0 + transport.rank)
 
     def run(self):
         """The sum."""
-        return self.exchange.sum(self.mine, "summing parameter gradients")
+        return self.transport.sum(self.mine, "summing parameter gradients")
 
     def right(self, total):
         """Whether it is the sum of what all ranks gave."""
-        return np.all(total == self.exchange.size * (self.exchange.size + 1) / 2)
+        return np.all(total == self.transport.size * (self.transport.size + 1) / 2)
 
 
-TRANSFERS = (BoundaryGather, NeighbourHandOn, ParameterSum)
-
-
-def measure_exchanges(exchange, transport, heads, samples):
+def measure_exchanges(transport, heads, samples):
     """A record's rows: every transfer with every number of value heads. Collective.
 
     A case that went wrong on any rank has no samples.
     """
-    return [_measure(transfer(exchange, HV), transport, HV, samples) for transfer in TRANSFERS for HV in heads]
+    rows = [_measure(BoundaryExchange(route, transport, HV), HV, samples) for route in ROUTES.values() for HV in heads]
+    return rows + [_measure(ParameterSum(transport, HV), HV, samples) for HV in heads]
 
 
-def _measure(transfer, transport, HV, samples):
-    exchange = transfer.exchange
-    before = exchange.sent
-    wrong = exchange.largest(int(not transfer.right(transfer.run())), "checking the transfer")
-    sent = exchange.largest(exchange.sent - before, "counting bytes")
+def _measure(transfer, HV, samples):
+    transport, control = transfer.transport, transfer.transport.control
+    before = transport.sent
+    wrong = control.largest(int(not transfer.right(transfer.run())), "checking the transfer")
+    sent = control.largest(transport.sent - before, "counting bytes")
     row = {
-        "case": {"what": transfer.name, "transport": transport, "ranks": exchange.size, "heads": HV},
+        "case": {"what": transfer.name, "transport": transport.name, "ranks": transport.size, "heads": HV},
         "problem": {"head_size": HEAD_SIZE, "dtype": "float32"}, "error": float(wrong), "allowed": 0.0, "bytes": sent,
     }
     if not wrong:
-        row["samples"] = {OURS: slowest_seconds(exchange, transfer.run, samples)}
+        row["samples"] = {OURS: slowest_seconds(control, transfer.run, samples)}
     return row
-
-
-def _values(rank, *shape):
-    """Rising numbers that tell the rank, exact in float32."""
-    return (np.arange(int(np.prod(shape)), dtype="f4") % 4096 + 4096 * rank).reshape(shape)

@@ -7,10 +7,8 @@ import numpy as np
 
 from kda_engine.errors import InputError
 
-from ..exchange import Exchange
-
-# What moves the messages, by the transport's name.
-TRANSPORTS = {"mpi": Exchange}
+from ..parallel.control import Control
+from ..parallel.transports import TRANSPORTS
 
 
 def rank_counts(given, size, least):
@@ -23,7 +21,7 @@ def rank_counts(given, size, least):
 
 
 def on_first_ranks(session, counts, measure):
-    """The rows that measure(exchange, transport's name) returns for each transport on the first R ranks, R in counts.
+    """The rows that measure(transport) returns for each transport on the first R ranks, R in counts.
 
     Collective; all ranks get the first one's rows.
     """
@@ -31,25 +29,26 @@ def on_first_ranks(session, counts, measure):
     for ranks in counts:
         comm = session.comm.Split(0 if session.rank < ranks else 1, session.rank)
         if session.rank < ranks:
-            for transport, make in TRANSPORTS.items():
-                rows += measure(make(comm, session.poll, session.exchange.timeout), transport)
+            control = Control(comm, session.poll, session.control.timeout)
+            for make in TRANSPORTS.values():
+                rows += measure(make(control))
         # Those who take no part must not disturb: this wait sleeps.
-        session.exchange.wait(session.comm.Ibarrier(), "waiting for the measuring ranks")
+        session.control.wait(session.comm.Ibarrier(), "waiting for the measuring ranks")
         comm.Free()
-    return session.exchange.collect(rows, "sharing the measurements")[0]
+    return session.control.collect(rows, "sharing the measurements")[0]
 
 
-def slowest_seconds(exchange, call, samples):
+def slowest_seconds(control, call, samples):
     """Seconds of every sample of a collective call, the slowest rank's; all ranks start each one together."""
     taken = []
     for _ in range(samples):
-        exchange.wait(exchange.comm.Ibarrier(), "starting together")
+        control.wait(control.comm.Ibarrier(), "starting together")
         start = time.perf_counter()
         call()
         taken.append(time.perf_counter() - start)
-    return np.max(exchange.collect(taken, "collecting times"), axis=0).tolist()
+    return np.max(control.collect(taken, "collecting times"), axis=0).tolist()
 
 
 def count_nodes(session):
     """How many machines the job runs on."""
-    return len(set(session.exchange.collect(socket.gethostname(), "counting the nodes")))
+    return len(set(session.control.collect(socket.gethostname(), "counting the nodes")))

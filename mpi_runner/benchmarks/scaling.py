@@ -50,15 +50,15 @@ def main(args):
         what, threads = BOTH if args.backward else FORWARD, session.threads()
         expected = problem.expected(what)
 
-        def measure(exchange, transport):
+        def measure(transport):
             rows = []
             for scan in args.scan:
-                call = DistributedCall(problem, what, exchange, scan, threads)
-                error = float(np.max(exchange.collect(call.error(expected), "checking the results")))
+                call = DistributedCall(problem, what, transport, scan, threads)
+                error = float(np.max(transport.control.collect(call.error(expected), "checking the results")))
                 rows.append(start_row(problem, what, False, False, error))
-                rows[-1]["case"] |= {"scan": scan, "transport": transport, "ranks": exchange.size}
+                rows[-1]["case"] |= {"scan": scan, "transport": transport.name, "ranks": transport.size}
                 if passed(rows[-1]):
-                    rows[-1]["samples"] = {OURS: slowest_seconds(exchange, call.run, args.samples)}
+                    rows[-1]["samples"] = {OURS: slowest_seconds(transport.control, call.run, args.samples)}
             return rows
 
         rows, nodes = on_first_ranks(session, counts, measure), count_nodes(session)

@@ -1,12 +1,18 @@
 """`compare`: two result files, tensor by tensor."""
 
+import difflib
+import json
+
+from kda_engine.bench.plots import require_matplotlib
 from kda_engine.compare import tolerance_for
 from kda_engine.errors import InputError
-from kda_engine.hdf5.matching import names_to_match, tensor_difference
+from kda_engine.hdf5.matching import compare_tensor, names_to_match
 from kda_engine.hdf5.results import ResultFile
 
-from ..difference_table import failure_row, render, table_row
 from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
+from ..goldens import telling
+from ..goldens.heat_map import write_heat_map
+from ..goldens.judging import Judgement, Verdict, blocks_of
 
 
 def add(subparsers):
@@ -19,30 +25,77 @@ def add(subparsers):
     parser.add_argument("--tolerance", type=float, metavar="X",
                         help="allowed error (by the narrowest type in either file: 1e-11, 2e-5, 2e-3 or 3e-3 for "
                              "float64, float32, float16, bfloat16)")
+    parser.add_argument("--only", action="append", metavar="NAME",
+                        help="this tensor alone, as outputs/out or out; may be given several times (all tensors)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
     parser.set_defaults(run=main)
 
 
 def main(args):
     if args.tolerance is not None and not args.tolerance >= 0:
         raise InputError(f"--tolerance: expected a number of at least 0, got {args.tolerance}")
+    if args.plot is not None:
+        require_matplotlib()
     with ResultFile(args.a) as a, ResultFile(args.b) as b:
-        both, only_a, only_b = names_to_match(a, b)
+        both, only_a, only_b = _names(a, b, args.only)
         if not both:
-            print("nothing to compare: no tensor is in both files")
+            print(json.dumps({"a": args.a, "b": args.b, "pass": False, "tensors": []}) if args.json
+                  else "nothing to compare: no tensor is in both files")
             return NOTHING_COMPARED
         cu_seqlens = b.cu_seqlens if b.cu_seqlens is not None else a.cu_seqlens
         tolerance = _default_tolerance(a, b, both) if args.tolerance is None else args.tolerance
-        rows = [_row(a, b, name, tolerance, cu_seqlens) for name in both]
-    rows += [failure_row(name, f"absent in {args.b}") for name in only_a]
-    rows += [failure_row(name, f"absent in {args.a}") for name in only_b]
-    print(render(rows))
-    return PASS if all(row[-1] == "ok" for row in rows) else MISMATCH
+        verdicts = [_verdict(a, b, name, tolerance, cu_seqlens, args.plot is not None) for name in both]
+    verdicts += [Verdict(name, None, tolerance, f"absent in {args.b}") for name in only_a]
+    verdicts += [Verdict(name, None, tolerance, f"absent in {args.a}") for name in only_b]
+    judgement = Judgement(args.b, args.a, tier=f"tolerance {tolerance:.0e}", cu_seqlens=cu_seqlens,
+                          verdicts=tuple(verdicts))
+    _tell(judgement, args.json)
+    if args.plot is not None:
+        _plot(args.plot, judgement, args.json)
+    return PASS if judgement.passed else MISMATCH
 
 
-def _row(a, b, name, tolerance, cu_seqlens):
+def _names(a, b, chosen):
+    """(in both, only in a, only in b), of these the chosen ones. Raises InputError for a name that neither has."""
+    names = names_to_match(a, b)
+    if chosen is None:
+        return names
+    known = [name for part in names for name in part]
+    wanted = set()
+    for name in chosen:
+        found = [full for full in known if name in (full, full.rpartition("/")[2])]
+        if not found:
+            near = difflib.get_close_matches(name, known + [full.rpartition("/")[2] for full in known], n=1)
+            raise InputError(f"--only: expected a tensor of either file, got {name}: "
+                             + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
+        wanted.update(found)
+    return tuple([name for name in part if name in wanted] for part in names)
+
+
+def _verdict(a, b, name, tolerance, cu_seqlens, with_blocks):
     if a.shape(name) != b.shape(name):
-        return failure_row(name, f"shape {a.shape(name)} against {b.shape(name)}")
-    return table_row(name, tensor_difference(a, b, name, cu_seqlens), tolerance, cu_seqlens)
+        return Verdict(name, None, tolerance, f"shape {a.shape(name)} against {b.shape(name)}")
+    comparison = compare_tensor(a, b, name, cu_seqlens)
+    blocks = blocks_of(name, comparison, lambda: (a.read(name), b.read(name))) if with_blocks else None
+    return Verdict(name, comparison.result(), tolerance, None, None, blocks)
+
+
+def _tell(judgement, as_json):
+    if as_json:
+        print(json.dumps({"a": judgement.by, "b": judgement.path, "pass": judgement.passed,
+                          "tensors": telling.tensors(judgement)}, indent=1))
+    else:
+        print(telling.table(judgement))
+
+
+def _plot(path, judgement, quiet):
+    try:
+        written = write_heat_map(path, [judgement])
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    if not quiet:
+        print("wrote " + ", ".join(map(str, written)))
 
 
 def _default_tolerance(a, b, names):

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 
-import kda_engine
 from kda_engine import cases
 from kda_engine.bench.plots import require_matplotlib
 from kda_engine.compare import TIERS
@@ -14,17 +13,18 @@ from kda_engine.hdf5.golden import GoldenError, upgrade_golden
 from kda_engine.hdf5.manifest import read_manifest, record
 
 from ..exit_codes import GOLDEN, MISMATCH, NOTHING_COMPARED, PASS
-from ..goldens import making
+from ..goldens import making, suite
+from ..goldens.finding import find, shipped
 from ..goldens.heat_map import write_heat_map
 from ..goldens.junit import write_junit
-from ..goldens.sources import File, OneProcess, Ranks, read_listed
+from ..goldens.sources import File, Files, OneProcess, Ranks, read_listed
 from ..goldens.telling import as_json, as_line, as_refusal, as_table
 from ..launched import launched, launched_rank
 
-# The goldens that come with the source tree: beside the packages, or where the installed program is called.
-BESIDE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(kda_engine.__file__))), "data")
-DATA = BESIDE if os.path.isdir(BESIDE) else "data"
 SIZES = ("tokens", "heads", "value_heads", "K", "V", "sequences")
+SUITE_SIZES = {"tokens": "tokens in all", "heads": "query/key heads", "value_heads": "value heads",
+               "K": "key head size", "V": "value head size"}
+FILES = "a golden, or a folder of goldens (all that come with the program)"
 
 
 def add(subparsers):
@@ -40,22 +40,36 @@ def add(subparsers):
     new.add_argument("--dtype", help="of a case's per-token arrays (float32)")
     new.add_argument("--seed", type=int, help="of a case's numbers (0)")
     for size in SIZES:
-        new.add_argument(f"--{size.replace('_', '-')}", type=int, help="of a case; its own when not given")
+        new.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help="of a case; its own when not given")
+    new.add_argument("--lengths", type=_lengths, metavar="N,N,...", help="tokens of each sequence of a case")
     new.add_argument("--force", action="store_true", help="replace an existing file")
     new.set_defaults(run=new_golden)
+    whole = actions.add_parser(
+        "suite", help="make goldens of all named cases at another kernel's sizes",
+        description="Makes FOLDER/CASE.h5 for every named case, and FOLDER/MANIFEST.toml. A size that is not given is "
+                    "the case's own. --tokens changes the lengths of a case's sequences in proportion; cases that are "
+                    "about lengths keep theirs. Cases that differ only in a size that is given are made once.")
+    whole.add_argument("folder", metavar="FOLDER")
+    whole.add_argument("--dtype", help="of the per-token arrays: bfloat16, float16, float32 or float64 (float32)")
+    whole.add_argument("--seed", type=int, metavar="N", help="of the numbers (0)")
+    for size, what in SUITE_SIZES.items():
+        whole.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help=f"{what} of every case")
+    whole.add_argument("--force", action="store_true", help="replace existing files")
+    whole.set_defaults(run=make_suite)
     listing = actions.add_parser("list", help="what goldens hold")
-    listing.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
+    listing.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     listing.set_defaults(run=list_goldens)
     check = actions.add_parser(
         "check", help="hold an engine's results, or an output file, against goldens",
         description="Under mpirun the engine works over all ranks, as `run` does. Nothing is written but what --junit "
                     "and --plot name. Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, "
-                    "damaged or of another version; 77: nothing was compared. Goldens of types that the engine does "
-                    "not take are told and passed over.")
-    check.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
+                    "damaged or of another version; 77: nothing was compared. Goldens that the engine does not take, "
+                    "or that have no output in the folder of --outputs, are told and passed over.")
+    check.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     who = check.add_mutually_exclusive_group()
     who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
     who.add_argument("--output", metavar="OUT.h5", help="judge this output, made anywhere, by one golden")
+    who.add_argument("--outputs", metavar="FOLDER", help="judge FOLDER/NAME.h5, made anywhere, by the golden NAME.h5")
     check.add_argument("--tier", choices=TIERS, help="which of the golden's tolerances (by the narrowest type)")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--junit", metavar="FILE.xml", help="write a JUnit report")
@@ -65,21 +79,32 @@ def add(subparsers):
         "upgrade", help="rewrite goldens of an older form",
         description="Inputs and results stay bit for bit; what today's form holds beside them is added. Goldens that "
                     "need nothing are left alone.")
-    upgrade.add_argument("files", nargs="*", metavar="FILE", help="(all of the source tree's data/)")
+    upgrade.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     upgrade.set_defaults(run=upgrade_goldens)
 
 
 def new_golden(args):
     """Make one golden; returns the exit code."""
     making.refuse_dirty_tree()
-    given = {name: value for name in ("dtype", "seed", *SIZES) if (value := getattr(args, name)) is not None}
-    print("\n".join(making.make(args.source, args.output, given, args.force)))
+    print("\n".join(making.make(args.source, args.output, _given(args, *SIZES, "lengths"), args.force)))
+    return PASS
+
+
+def make_suite(args):
+    """Make a folder of goldens; returns the exit code."""
+    making.refuse_dirty_tree()
+    tell = lambda lines: print("\n".join(lines), flush=True)
+    count = suite.make_suite(args.folder, _given(args, *SUITE_SIZES), args.force, tell)
+    print(f"{args.folder}: {count} goldens")
     return PASS
 
 
 def list_goldens(args):
     """Print one line a golden; returns the exit code."""
-    code = PASS if (paths := _paths(args.files)) else NOTHING_COMPARED
+    code, paths = PASS, find(args.files)
+    if not paths:
+        _say_that_none_are_here()
+        return NOTHING_COMPARED
     for path in paths:
         try:
             golden = read_listed(path)
@@ -92,6 +117,8 @@ def list_goldens(args):
         print(f"{os.path.basename(path):28} {case.name:22} {case.v.dtype.name:9} T={T} H={H} HV={HV} K={K} V={V} "
               f"N={len(case.cu_seqlens) - 1} gate={case.options.gate} beta={case.options.beta} "
               f"tolerance={golden.tolerance:.0e} tensors={len(golden.results)}")
+    if not args.files:
+        print(f"{len(paths)} goldens in {shipped()}")
     return code
 
 
@@ -103,6 +130,12 @@ def check_goldens(args):
         if len(args.files) != 1:
             raise InputError(f"--output: expected one golden to judge it by, got {len(args.files)}")
         return _check(args, File(args.output))
+    if args.outputs is not None:
+        outputs = Files(args.outputs)
+        # Who names single goldens wants those alone.
+        if all(os.path.isdir(name) for name in args.files):
+            outputs.refuse_unjudged(find(args.files))
+        return _check(args, outputs)
     if not launched():
         return _check(args, OneProcess(args.engine))
     # MPI starts with this import, only where a launcher wants it.
@@ -110,13 +143,16 @@ def check_goldens(args):
 
     code = PASS
     with Session() as session:
-        code = session.exchange.largest(_check(args, Ranks(session, args.engine)), "agreeing on the verdict")
+        code = session.control.largest(_check(args, Ranks(session, args.engine)), "agreeing on the verdict")
     return session.code or code
 
 
 def upgrade_goldens(args):
     """Rewrite goldens of an older form; returns the exit code."""
-    code = PASS if (paths := _paths(args.files)) else NOTHING_COMPARED
+    code, paths = PASS, find(args.files)
+    if not paths:
+        _say_that_none_are_here()
+        return NOTHING_COMPARED
     for path in paths:
         folder, name = os.path.split(os.path.abspath(path))
         try:
@@ -133,7 +169,9 @@ def upgrade_goldens(args):
 
 def _check(args, source):
     """Judge all goldens, tell what was found; the exit code (on ranks beside the first it means nothing)."""
-    judgements, paths = [], _paths(args.files)
+    judgements, paths = [], find(args.files)
+    if not paths:
+        _say_that_none_are_here()
     for path in paths:
         judgement = source.judge(path, args.tier)
         if judgement is None:
@@ -156,8 +194,7 @@ def _check(args, source):
     if not all(judgement.passed or judgement.refused is not None for judgement in judgements):
         return MISMATCH
     if not any(judgement.compared for judgement in judgements) and launched_rank() == 0:
-        print("kda-engine: nothing was compared" + ("" if args.files else f": no goldens in {os.path.abspath(DATA)}"),
-              file=sys.stderr)
+        print("kda-engine: nothing was compared", file=sys.stderr)
         return NOTHING_COMPARED
     return PASS
 
@@ -169,7 +206,9 @@ def _write_reports(args, judgements):
         if path is None:
             continue
         try:
-            write(path, judgements)
+            written = write(path, judgements)
+            if written and not args.json:
+                print("wrote " + ", ".join(map(str, written)))
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -179,5 +218,15 @@ def _complain(error):
         print(f"kda-engine: error: {error}", file=sys.stderr)
 
 
-def _paths(files):
-    return files or [os.path.join(DATA, name) for name in read_manifest(DATA)]
+def _say_that_none_are_here():
+    if launched_rank() == 0:
+        print(f"kda-engine: no goldens in {shipped()}, where those that come with the program belong", file=sys.stderr)
+
+
+def _given(args, *names):
+    return {name: value for name in ("dtype", "seed", *names) if (value := getattr(args, name)) is not None}
+
+
+def _lengths(text):
+    """argparse's type of --lengths; ValueError is what it turns into a message."""
+    return tuple(int(word) for word in text.split(","))

@@ -27,10 +27,10 @@ def main(args):
     from ..session import Session
 
     with Session() as session:
-        rows = session.exchange.collect(rank_row(session, gpus()), "collecting the ranks")
+        rows = session.control.collect(rank_row(session, gpus()), "collecting the ranks")
         if session.rank == 0:
             _tell({**describe(mpi_library(session.comm)), "ranks": mark_shared(rows)}, args.json)
-        session.exchange.largest(0, "finishing the report")
+        session.control.largest(0, "finishing the report")
     return session.code
 
 

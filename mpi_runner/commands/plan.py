@@ -60,18 +60,20 @@ def make_plan(shape, ranks, backward, rates=None):
     from kda_engine.partition import partition
 
     from .. import resources
+    from ..parallel.routes import ROUTES
     from ..prediction import predict
-    from ..traffic import SCANS, boundary_bytes, parameter_bytes, state_sizes
+    from ..traffic import boundary_bytes, crossings, parameter_bytes, state_sizes
 
     segments = partition(shape.cu_seqlens, ranks)
     width = resources.state_bytes(shape.dtypes)
     state, transition = state_sizes(shape.HV, shape.K, shape.V, f"f{width}")
-    scans = {}
-    for scan in SCANS:
-        sent = boundary_bytes(segments, state, transition, scan, backward)
-        scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent)}
+    both, scans = crossings(segments, shape.HV, shape.K, shape.V, f"f{width}", backward), {}
+    for scan, route in ROUTES.items():
+        sent = boundary_bytes(route, both)
+        scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent),
+                       "memory_bytes": max(max(route.held(one)) for one in both)}
         if rates is not None:
-            scans[scan]["seconds"] = predict(segments, shape.HV, state, transition, scan, backward, rates)
+            scans[scan]["seconds"] = predict(route, both, rates)
     return {
         "shape": {name: getattr(shape, name) for name in ("T", "H", "HV", "K", "V", "N")},
         "backward": backward,

@@ -20,6 +20,7 @@ def add(subparsers):
     parser.add_argument("--tolerance", type=float, help="bound on the norm of a dropped transition (0)")
     switch("reproducible", "the same bits at every rank count")
     switch("check-finite", "look for NaN, infinities and positive log decay first")
+    switch("allow-external", "read what the input links to in other files or keeps outside HDF5 files")
     switch("save-boundary", "write the ranks' boundary matrices too")
     parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
     switch("oversubscribe", "allow several ranks on one GPU")

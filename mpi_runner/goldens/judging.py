@@ -13,8 +13,8 @@ class Verdict:
     """What was found of one tensor.
 
     difference: None when it cannot be compared; `why` then says so. first_bad: index of the first value that is not
-    finite or too far off, in a tensor that fails. blocks: (first rows [n], errors [n,heads]) of blocks of 64 tokens of
-    one head, for tensors with tokens.
+    finite or too far off, in a tensor that fails. blocks: (first rows [n], errors [n,heads]) of blocks of 64 tokens or
+    of states, of one head each; of a parameter's gradient (0, [1,heads]), of a convolution's [1,channels].
     """
 
     name: str
@@ -88,7 +88,20 @@ def _verdict(name, x, golden, by, tier):
     comparison.add(x, expected, starts=_starts(name, golden))
     difference = comparison.result()
     bad = None if difference.within(tolerance) else first_bad(x, expected, tolerance)
-    return Verdict(name, difference, tolerance, None, bad, comparison.blocks() if name in TOKEN_RESULTS else None)
+    return Verdict(name, difference, tolerance, None, bad, blocks_of(name, comparison, lambda: (x, expected)))
+
+
+def blocks_of(name, comparison, arrays):
+    """`Verdict.blocks` of a tensor, from its `Comparison`; for the gradient of a parameter from the arrays themselves.
+
+    arrays: called for the pair of them, NumPy, only where they are needed.
+    """
+    if name in (*TOKEN_RESULTS, *STATE_RESULTS):
+        return comparison.blocks()
+    whole = Comparison()
+    x, expected = arrays()
+    whole.add(x[None], expected[None], starts=[0])
+    return whole.blocks()
 
 
 def _starts(name, golden):

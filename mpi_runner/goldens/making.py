@@ -22,7 +22,7 @@ def refuse_dirty_tree():
     changed = uncommitted()
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise InputError(f"golden new: expected a source tree without uncommitted changes, so that the golden's commit "
+        raise InputError(f"golden: expected a source tree without uncommitted changes, so that the golden's commit "
                          f"says what made it, got {', '.join(changed[:3])}{more}")
 
 
@@ -50,7 +50,8 @@ def make(source, output, given, force):
     if changes and not force:
         raise InputError("\n".join([f"{output}: exists; --force replaces it. What would change:", *changes]))
     write_golden(output, case, results, provenance(("numpy", "h5py", "ml_dtypes")), force)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    text = lambda value: ",".join(map(str, value)) if isinstance(value, tuple) else value
+    flags = [f"--{name.replace('_', '-')}={text(value)}" for name, value in given.items()]
     record(output, case.name, shlex.join(
         ["kda-engine", "golden", "new", source, os.path.basename(output), *flags]))
     return [f"{output}: {case.name}, {len(results)} tensors, {os.path.getsize(output)} bytes", *changes]

@@ -5,13 +5,13 @@ import tempfile
 
 from kda_engine import layout
 from kda_engine.engines import make_engine
+from kda_engine.errors import InputError
 from kda_engine.evaluation import evaluate
 from kda_engine.hdf5.golden import GoldenError, read_golden
 from kda_engine.hdf5.manifest import check_listed
 from kda_engine.hdf5.results import ResultFile
-from kda_engine.refusal import refusal
 
-from .judging import Judgement, judge
+from .judging import Judgement, Verdict, judge
 
 
 def read_listed(path):
@@ -27,7 +27,12 @@ def refusal_of(engine, golden):
     case = golden.case
     operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
                               case.options.gate, case.initial_state)
-    return refusal(make_engine(engine), operands, case.options)
+    computer = make_engine(engine)
+    try:
+        computer.check(operands, case.options)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 class OneProcess:
@@ -61,6 +66,36 @@ class File:
                                                                          forward_will_do=True))
 
 
+class Files:
+    """A folder of output files made elsewhere: NAME.h5 is judged by the golden NAME.h5. Raises InputError when it is no
+    folder.
+    """
+
+    def __init__(self, folder):
+        if not os.path.isdir(folder):
+            raise InputError(f"--outputs: expected a folder, got {folder}")
+        self._folder = folder
+
+    def refuse_unjudged(self, goldens):
+        """Raises InputError when an output has no golden among `goldens` (paths): it would go unseen."""
+        outputs = {name for name in os.listdir(self._folder) if name.endswith(".h5")}
+        lost = sorted(outputs - {os.path.basename(path) for path in goldens})
+        if lost:
+            raise InputError(f"{os.path.join(self._folder, lost[0])}: expected the name of a golden to judge it by, "
+                             f"got none of that name among {len(goldens)} goldens")
+
+    def judge(self, path, tier):
+        """The `Judgement` of the golden at `path`; an output that cannot be read fails."""
+        output = os.path.join(self._folder, os.path.basename(path))
+        if not os.path.lexists(output):
+            return _judge_if_readable(path, output, lambda golden: Judgement(
+                golden.path, output, golden.case.name, refused="there is no such file"))
+        try:
+            return File(output).judge(path, tier)
+        except InputError as error:
+            return Judgement(path, output, verdicts=(Verdict("all tensors", None, 0.0, str(error)),))
+
+
 class Ranks:
     """The main job over all ranks of a `Session`, with the golden for its input. `judge` is collective."""
 
@@ -71,7 +106,7 @@ class Ranks:
     def judge(self, path, tier):
         """The `Judgement` of the golden at `path` on rank 0, None elsewhere."""
         golden, unused = self._session.together(lambda: self._read(path))
-        unused = self._session.exchange.collect(unused, "reading the golden")[0]
+        unused = self._session.control.collect(unused, "reading the golden")[0]
         if unused is not None:
             return unused if self._session.rank == 0 else None
         # The output goes through rank 0, so a folder of its own node is enough.
@@ -99,7 +134,7 @@ class Ranks:
         from ..job import Job
         from ..main_job import run_job
 
-        backward = self._session.exchange.collect(backward, "agreeing on the backward")[0]
+        backward = self._session.control.collect(backward, "agreeing on the backward")[0]
         run_job(self._session, Job.resolve({"input": path, "output": output, "backward": backward,
                                             "engine": self._engine}, None))
 

@@ -19,14 +19,26 @@ def as_refusal(judgement):
 
 def as_table(judgement):
     """A golden, tensor by tensor."""
-    rows = [difference_table.failure_row(v.name, v.why) if v.difference is None
-            else difference_table.table_row(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
-            for v in judgement.verdicts]
     head = f"{judgement.path}: {judgement.case}, {judgement.by}, tier {judgement.tier}"
-    lines = [head, difference_table.render(rows)]
+    lines = [head, table(judgement)]
     if judgement.skipped:
         lines.append(f"{judgement.by} holds no gradients; {len(judgement.skipped)} of the golden's were not looked at")
     return "\n".join(lines) + "\n"
+
+
+def table(judgement):
+    """The tensors of a judgement as a table, without a line about whose they are."""
+    return difference_table.render([
+        difference_table.failure_row(v.name, v.why) if v.difference is None
+        else difference_table.table_row(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+        for v in judgement.verdicts])
+
+
+def tensors(judgement):
+    """The tensors of a judgement as JSON values."""
+    return [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
+            else difference_table.as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
+            for v in judgement.verdicts]
 
 
 def as_json(judgement):
@@ -35,8 +47,5 @@ def as_json(judgement):
         return {"file": judgement.path, "error": judgement.error}
     if judgement.refused is not None:
         return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "refused": judgement.refused}
-    tensors = [{"tensor": v.name, "why": v.why, "pass": False} if v.difference is None
-               else difference_table.as_json(v.name, v.difference, v.tolerance, judgement.cu_seqlens, v.first_bad)
-               for v in judgement.verdicts]
     return {"file": judgement.path, "case": judgement.case, "by": judgement.by, "tier": judgement.tier,
-            "pass": judgement.passed, "skipped": list(judgement.skipped), "tensors": tensors}
+            "pass": judgement.passed, "skipped": list(judgement.skipped), "tensors": tensors(judgement)}

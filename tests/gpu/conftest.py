@@ -25,12 +25,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def parts_of_one_chunk(monkeypatch):
     """Every sequence cut into spans as short as they can be."""
-    from kda_engine.device import plan
+    from kda_engine.device import device, plan
 
     monkeypatch.setattr(plan, "span_length", lambda *given: 1)
-    plan._plan.cache_clear()
+    device.current().forget()
     yield
-    plan._plan.cache_clear()
+    device.current().forget()
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def needs_hopper():
 @pytest.fixture
 def dealt(monkeypatch):
     """Fixes the chain's plan: chunks of a piece and value columns of a block."""
-    from kda_engine.device import chain_plan
+    from kda_engine.device import chain_plan, device
 
     def fix(length, columns):
         monkeypatch.setattr(chain_plan, "choose", lambda *given: (length, columns))
-        chain_plan._plan.cache_clear()
+        device.current().forget()
 
     yield fix
-    chain_plan._plan.cache_clear()
+    device.current().forget()
 
 
 @pytest.fixture
@@ -61,17 +61,18 @@ def warmups(monkeypatch):
     """
     import cupy
 
-    from kda_engine.engines import cuda_chain, cuda_chain_backward
+    from kda_engine.engines.cuda import fused, fused_backward
 
     found = {False: [], True: []}
 
-    def certify(problem, options, slots, cuts, scratch, reversed):
-        decide(problem, options, slots, cuts, scratch, reversed)
-        memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * slots * problem.value_heads, scratch)
-        chunks = cupy.ndarray((slots, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
+    def certify(problem, cuts, reversed):
+        scratch = decide(problem, cuts, reversed)
+        memory = cupy.cuda.UnownedMemory(scratch.warmup, 4 * cuts.count * problem.value_heads, scratch)
+        chunks = cupy.ndarray((cuts.count, problem.value_heads), "i4", memptr=cupy.cuda.MemoryPointer(memory, 0))
         found[reversed].append(chunks.get())
+        return scratch
 
-    decide = cuda_chain.certify
-    for owner in (cuda_chain, cuda_chain_backward):
+    decide = fused.certify
+    for owner in (fused, fused_backward):
         monkeypatch.setattr(owner, "certify", certify)
     return found

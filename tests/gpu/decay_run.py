@@ -1,7 +1,7 @@
 """Decay measures of a case, sequence by sequence."""
 
 import numpy as np
-from device_run import convolved
+from stages import convolved
 
 from kda_engine import layout
 

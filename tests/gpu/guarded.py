@@ -21,9 +21,10 @@ class GuardedMemory:
 
     def allocate(self, size):
         block = cupy.get_default_memory_pool().malloc(size + 2 * GUARD)
-        block.memset(GUARD_BYTE, size + 2 * GUARD)
+        # On the current stream, as whatever is written there next: tables have a stream of their own.
+        block.memset_async(GUARD_BYTE, size + 2 * GUARD)
         inside = block + GUARD
-        inside.memset(self.poison, size)
+        inside.memset_async(self.poison, size)
         self._blocks.append((block, size))
         return inside
 

@@ -13,14 +13,15 @@ import cupy
 import kda_engine as kda
 from kda_engine import cases
 from kda_engine.device import chain_plan, plan
+from kda_engine.device.device import current
 from kda_engine.engines.cuda import CudaEngine
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from decay_run import measured, pieces  # noqa: E402
-from device_run import stages  # noqa: E402
 from gates import gated  # noqa: E402
-from gradient_run import gradients  # noqa: E402
+from stages import gradients, stages  # noqa: E402
 
 
 def problems():
@@ -54,8 +55,7 @@ def main():
     whole = plan.span_length, chain_plan.choose
     cut = (lambda *given: 1), (lambda *given: (2, 128))
     for plan.span_length, chain_plan.choose in (whole, cut):
-        plan._plan.cache_clear()
-        chain_plan._plan.cache_clear()
+        current().forget()
         for case in problems():
             stages(CudaEngine(), case)
             gradients(CudaEngine(), case)

@@ -11,6 +11,7 @@ import kda_engine as kda
 from kda_engine import cases
 from kda_engine.arrays import to_host
 from kda_engine.compare import DEVICE_TOLERANCES
+from kda_engine.compat import chunk_kda_with_backward
 
 TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
@@ -35,6 +36,23 @@ def test_results_come_back_where_the_inputs_were():
 def test_the_engine_is_chosen_where_a_device_is():
     case = cases.make("ordinary")
     assert call(case, "auto").out.tobytes() == call(case, "cuda").out.tobytes()
+
+
+def test_another_librarys_names_on_device_arrays():
+    """`compat.chunk_kda` with CuPy arrays: the same bits as the engine's own call, gradients in the caller's shapes."""
+    case = cases.make("ordinary", dtype="bfloat16", K=128, V=128)
+    x = {name: cupy.asarray(getattr(case, name)) for name in TENSORS}
+    batch = {name: x[name][None] for name in ("q", "k", "v", "g", "beta")}
+    out, state, pull = chunk_kda_with_backward(
+        **batch, A_log=x["A_log"], dt_bias=x["dt_bias"].ravel(), initial_state=x["initial_state"],
+        use_gate_in_kernel=True, safe_gate=True, lower_bound=-5.0, use_beta_sigmoid_in_kernel=True,
+        use_qk_l2norm_in_kernel=True, output_final_state=True)
+    expected = call(case, **x)
+    assert type(out) is cupy.ndarray and out[0].tobytes() == expected.out.tobytes()
+    assert state.tobytes() == expected.final_state.tobytes()
+    gradients, right = pull(cupy.asarray(case.d_out)[None]), kda.backward(expected, cupy.asarray(case.d_out))
+    assert gradients.dk[0].tobytes() == right.dk.tobytes() and gradients.dk.shape == batch["k"].shape
+    assert gradients.ddt_bias.tobytes() == right.ddt_bias.tobytes() and gradients.ddt_bias.ndim == 1
 
 
 def test_batch_equals_its_sequences_packed():

@@ -8,7 +8,7 @@ from gradient_run import check_gradients
 import kda_engine as kda
 from kda_engine import cases
 from kda_engine.compare import DEVICE_TOLERANCES
-from kda_engine.engines import cuda_backward
+from kda_engine.engines.cuda import portable_backward
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -27,15 +27,15 @@ CUT = ("packed", "ragged", "empty-runs", "grouped-heads", "resets", "strong", "r
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("name", CUT)
 def test_gradients_in_slabs(name, dtype, scratch, monkeypatch):
-    monkeypatch.setattr(cuda_backward, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(portable_backward, "SCRATCH_BYTES", scratch)
     check_gradients(cases.make(name, dtype=dtype))
 
 
-@pytest.mark.parametrize("scratch", (cuda_backward.SCRATCH_BYTES, 300_000))
+@pytest.mark.parametrize("scratch", (portable_backward.SCRATCH_BYTES, 300_000))
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("name", CUT)
 def test_gradients_in_parts(name, dtype, scratch, parts_of_one_chunk, monkeypatch):
-    monkeypatch.setattr(cuda_backward, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(portable_backward, "SCRATCH_BYTES", scratch)
     check_gradients(cases.make(name, dtype=dtype))
 
 
@@ -81,4 +81,4 @@ def test_the_slabs_of_a_long_problem_bound_its_memory():
     before = pool.total_bytes()
     kda.backward(fwd, d_out)
     results = 5 * case.v.nbytes
-    assert pool.total_bytes() - before <= 2 * cuda_backward.SCRATCH_BYTES + 2 * results
+    assert pool.total_bytes() - before <= 2 * portable_backward.SCRATCH_BYTES + 2 * results

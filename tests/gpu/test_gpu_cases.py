@@ -4,7 +4,7 @@ import pytest
 from device_run import check
 
 from kda_engine import cases
-from kda_engine.engines import cuda_chain
+from kda_engine.engines.cuda import fused
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -24,12 +24,12 @@ def test_case_in_parts(name, dtype, parts_of_one_chunk):
 @pytest.fixture
 def portable(monkeypatch):
     """Only the kernels that run on every device."""
-    monkeypatch.setattr(cuda_chain, "covers", lambda *given: False)
+    monkeypatch.setattr(fused, "covers", lambda *given: False)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 @pytest.mark.parametrize("name", ("strong", "weak", "repeat", "relay"))
-def test_portable_kernels_where_a_tuned_one_would_run(name, dtype, portable):
+def test_portable_kernels_where_a_fused_one_would_run(name, dtype, portable):
     check(cases.make(name, dtype=dtype, heads=2, K=128, V=128, tokens=300))
 
 

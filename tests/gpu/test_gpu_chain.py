@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_run import check, stages
+from device_run import check
+from stages import stages
 
 from kda_engine import cases, layout
 from kda_engine.arrays import to_host
-from kda_engine.engines import cuda_chain
-from kda_engine.engines.cuda import CudaEngine
-from kda_engine.engines.cuda_problem import take_problem
+from kda_engine.engines.cuda import CudaEngine, fused
+from kda_engine.engines.cuda.problem import take_problem
 
 pytestmark = pytest.mark.usefixtures("needs_hopper")
 
@@ -26,7 +26,7 @@ def tuned(case):
     operands, _ = layout.pack(case.q, case.k, case.v, case.g, case.beta, case.A_log, case.dt_bias, case.cu_seqlens,
                               case.options.gate, case.initial_state)
     engine = CudaEngine()
-    assert cuda_chain.covers(take_problem(engine.take(operands), engine.target), case.options)
+    assert fused.covers(take_problem(engine.take(operands), case.options, engine.device))
     return case
 
 

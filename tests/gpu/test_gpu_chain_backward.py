@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gradient_run import check_gradients, gradients
+from device_run import check
+from gradient_run import check_gradients
+from stages import gradients
 from test_gpu_chain import DTYPES, NAMES, tuned
 
 import kda_engine as kda
 from kda_engine import cases, layout
 from kda_engine.arrays import to_host
-from kda_engine.engines import cuda_chain
-from kda_engine.engines.cuda import CudaEngine
+from kda_engine.engines.cuda import CudaEngine, slabs
 from kda_engine.engines.reference import ReferenceEngine
 
 pytestmark = pytest.mark.usefixtures("needs_hopper")
@@ -98,8 +99,60 @@ def test_what_a_forward_saves_is_used():
     assert to_host(kept.out).tobytes() == to_host(dropped.out).tobytes()
 
 
-@pytest.mark.parametrize("name", ("strong", "weak", "repeat"))
-def test_records_that_would_not_fit(name, monkeypatch):
-    """The gradients then come from the portable kernels, which keep nothing."""
-    monkeypatch.setattr(cuda_chain, "MOST_MEMORY", 0.0)
-    check_gradients(tuned(cases.make(name, dtype="bfloat16", heads=2, K=128, V=128, tokens=100)))
+@pytest.fixture
+def in_slabs(monkeypatch):
+    """Every problem is cut into slabs of about so many bytes of records."""
+    target = CudaEngine().target
+
+    def cut(size):
+        monkeypatch.setattr(slabs, "WHOLE", 0.0)
+        monkeypatch.setattr(slabs, "SLAB", size / target.memory)
+
+    return cut
+
+
+# Bytes of the records of a chunk and head, both directions.
+OF_CHUNK = 41_000
+
+
+@pytest.mark.parametrize("size", (1, 5 * OF_CHUNK, 40 * OF_CHUNK))
+@pytest.mark.parametrize("name", ("strong", "weak", "repeat", "ragged", "empty-runs", "grouped-heads", "log-logit2",
+                                  "no-states"))
+def test_records_that_would_not_fit(name, size, in_slabs):
+    """The forward then goes slab by slab, and the backward makes the records of each again."""
+    in_slabs(size)
+    check_gradients(tuned(cases.make(name, dtype="bfloat16", heads=2, K=128, V=128)))
+    check(tuned(cases.make(name, dtype="bfloat16", heads=2, K=128, V=128)))
+
+
+@pytest.mark.parametrize("tolerance", (0.0, 1e-6))
+@pytest.mark.parametrize("d_out_type", ("bfloat16", "float32"))
+def test_slabs_are_the_whole_within_rounding(tolerance, d_out_type, in_slabs):
+    """Ragged sequences, slab ends in the middle of them, initial and final states; on the fused path either way."""
+    case = cases.make("packed", dtype="bfloat16", heads=2, K=128, V=128, lengths=(333, 0, 70, 1000, 5, 16))
+    options = replace(case.options, tolerance=tolerance)
+    given = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")}
+
+    def both():
+        fwd = kda.forward(**given, cu_seqlens=case.cu_seqlens, options=options, engine="cuda")
+        gradients = kda.backward(fwd, case.d_out.astype(d_out_type), case.d_final_state)
+        assert fwd.path == "fused" and fwd._saved.states.path.name == "fused"
+        return fwd, {"out": fwd.out, "final_state": fwd.final_state, **vars(gradients)}
+
+    fwd, expected = both()
+    assert fwd._saved.states.slabs is None
+    in_slabs(20 * OF_CHUNK)
+    fwd, found = both()
+    assert len(fwd._saved.states.slabs) > 5
+    for name, x in expected.items():
+        error = kda.compare(to_host(found[name]), to_host(x))
+        assert error <= 3e-3, f"{name}: {error:.1e}"
+
+
+def test_an_output_gradient_of_another_type_stays_on_the_path():
+    case = cases.make("weak", dtype="bfloat16", heads=2, K=128, V=128, tokens=300)
+    given = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")}
+    fwd = kda.forward(**given, options=case.options, engine="cuda")
+    same, wide = (kda.backward(fwd, d_out, case.d_final_state) for d_out in (case.d_out, case.d_out.astype("f4")))
+    for name, x in vars(same).items():
+        assert to_host(getattr(wide, name)).tobytes() == to_host(x).tobytes(), name

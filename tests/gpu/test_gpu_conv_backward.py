@@ -7,7 +7,7 @@ import pytest
 from guarded import POISONS, guarded
 
 import kda_engine as kda
-from kda_engine.engines import cuda_conv
+from kda_engine.engines.cuda import conv
 
 # Two sequences without tokens; some shorter than the halo; chunks of nothing but halo, of both, of tokens alone.
 LENGTHS = (7, 0, 1, 3, 40, 16, 2, 17, 0)
@@ -105,8 +105,8 @@ def test_infinite_weight_reaches_nothing_it_does_not_multiply():
 
 def test_kernel_or_array_expressions(monkeypatch):
     """float64 is for the array expressions, the other types for the kernel."""
-    taken, kernel = [], cuda_conv.short_conv_backward
-    monkeypatch.setattr(cuda_conv, "short_conv_backward", lambda given, dy: taken.append(1) or kernel(given, dy))
+    taken, kernel = [], conv.short_conv_backward
+    monkeypatch.setattr(conv, "short_conv_backward", lambda given, dy: taken.append(1) or kernel(given, dy))
     for dtype, expected in (*((dtype, 1) for dtype in OF_INPUT), (np.dtype("f8"), 0)):
         taken.clear()
         gradients(*(problem(4, 3, dtype)[:4]), "silu", None)

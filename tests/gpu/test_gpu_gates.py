@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_run import check, stages
-from gates import gated, spanning
-from gradient_run import check_gradients, gradients
+from device_run import check
+from gates import gated, lone, spanning
+from gradient_run import check_gradients
+from stages import gradients, stages
 from test_gpu_chain import DTYPES, tuned
 
 import kda_engine as kda
@@ -63,6 +64,16 @@ def test_where_factors_end_and_levels_begin(form, nats, tokens, channels):
     case = tuned(spanning(form, nats, "bfloat16", tokens, channels, heads=1))
     check(case)
     check_gradients(case)
+
+
+# Nats of a token: on both sides of where levels begin. Rounding to bfloat16 alone costs 1.7e-3.
+@pytest.mark.parametrize("nats", (5.0, 8.0, 9.5, 10.5, 12.0))
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_of_a_lone_strong_decay_keeps_its_digits(form, nats):
+    case, tokens = lone(form, nats)
+    found, expected = (gradients(engine, case)["dg"][tokens] for engine in (CudaEngine(), ReferenceEngine()))
+    error = kda.compare(found, expected)
+    assert error <= 3e-3, f"{error:.2e}"
 
 
 @pytest.mark.parametrize("factor", (1e-4, 1e4, 1e8))

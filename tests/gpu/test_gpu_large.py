@@ -93,3 +93,38 @@ def test_more_sequence_heads_than_a_grid_has_rows():
         expected = ReferenceEngine().forward(operands.slice_tokens(n, n + 1), OPTIONS, x["initial_state"][n : n + 1], False)
         assert kda.compare(result.out[n : n + 1], expected.out) <= DEVICE_TOLERANCES["bfloat16"], n
         assert kda.compare(result.final_state[n : n + 1], expected.final_state) <= DEVICE_TOLERANCES["bfloat16"], n
+
+
+@pytest.mark.usefixtures("needs_hopper")
+def test_a_million_tokens_of_32_heads_both_directions():
+    """Twelve times 8 GiB of tensors: the records are made slab by slab, on the fused path; blocks of rows right."""
+    if cupy.cuda.runtime.memGetInfo()[1] < 130 << 30:
+        pytest.skip("a device of 130 GiB or more")
+    tokens, heads = 1 << 20, 32
+    x = draw(Shape((tokens,), heads), "strong")
+    d_out = cupy.empty_like(x["v"])
+    # A few rows at the end, and some in the middle: what they reach ends WARM_UP tokens before them.
+    d_out[...] = 0
+    random = cupy.random.default_rng(7)
+    for start in (tokens // 2, tokens - ROWS):
+        d_out[start : start + ROWS] = random.standard_normal((ROWS, heads, 128), dtype="f4").astype(d_out.dtype)
+    cupy.get_default_memory_pool().free_all_blocks()
+    fwd = kda.forward(**x, options=OPTIONS, engine="cuda")
+    kept = fwd._saved.states
+    assert fwd.path == kept.path.name == "fused" and len(kept.slabs) > 5
+    gradients = kda.backward(fwd, d_out)
+    print(f"peak {cupy.get_default_memory_pool().total_bytes() / 2**30:.1f} GiB")
+    operands = pack(x, None)
+    check_rows(operands, x["initial_state"], fwd.out, starts_in(tokens))
+    chosen = np.array([0, heads - 1])
+    for start in (tokens // 2, tokens - ROWS):
+        first = start - 2 * WARM_UP
+        part = operands.slice_tokens(first, start + ROWS).take_heads(chosen)
+        zeros = cupy.zeros((1, 2, 128, 128), "f4")
+        engine = ReferenceEngine()
+        expected = engine.backward(engine.forward(part, OPTIONS, zeros, True).saved,
+                                   d_out[first : start + ROWS, chosen], zeros)
+        for name in ("dq", "dk", "dv", "dg", "dbeta"):
+            found = getattr(gradients, name)[start - WARM_UP : start + ROWS, chosen]
+            error = kda.compare(found, getattr(expected, name)[WARM_UP:])
+            assert error <= 2 * DEVICE_TOLERANCES["bfloat16"], f"{name} from {start}: {error:.2e}"

@@ -4,12 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from gradient_run import TOKENS
 from launcher import launch, memory_folder
+from stages import TOKENS
 
 import kda_engine as kda
 from kda_engine import cases
 from kda_engine.compare import tolerance_for
+from kda_engine.device.device import current
 from kda_engine.evaluation import reference
 from kda_engine.hdf5.results import ResultFile
 from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
@@ -58,18 +59,22 @@ def test_it_equals_the_oracle(folder, name, case, sizes, ranks, options):
     expected, allowed = reference(problem), tolerance_for(sizes["dtype"], convolved=problem.conv is not None)
     with ResultFile(output) as result:
         report = result.report
-        found = {name: result.read(name) for name in result.tensors() if not name.startswith("boundary/")}
+        found = {tensor: result.read(tensor) for tensor in result.tensors() if not tensor.startswith("boundary/")}
     assert found.keys() == expected.keys()
-    for name, x in found.items():
+    for tensor, x in found.items():
         tolerance = allowed
-        if name.startswith("grads/"):
-            tolerance *= TOKENS if name in (*TOKEN_RESULTS, *STATE_RESULTS) else CANCELLING
+        if tensor.startswith("grads/"):
+            tolerance *= TOKENS if tensor in (*TOKEN_RESULTS, *STATE_RESULTS) else CANCELLING
         # NaN is not at most anything.
-        assert kda.compare(x, expected[name]) <= tolerance, name
+        assert kda.compare(x, expected[tensor]) <= tolerance, tensor
     assert report["engine"] == "cuda" and "CPU" not in report["ranks"][-1]["device"]
     # At least one sequence goes from rank to rank.
     pieces = [{sequence for sequence, _, _ in row["pieces"]} for row in report["ranks"]]
     assert all(left & right for left, right in zip(pieces, pieces[1:]))
+    paths = [group["path"] for row in report["ranks"] for group in row["paths"].values()]
+    assert paths and set(paths) == {"portable" if name == "portable" or not current().target.hopper else "fused"}
+    assert np.isfinite(report["dropped_total"]) and (report["dropped_total"] > 0) == (options is CERTIFIED)
+    assert all(row["where"] == "device" and row["rule"] == "certified" for row in report["device_skip"])
     if options is CERTIFIED:
         assert report["decay_skip"] and not any(any(row["fallback"]) for row in report["decay_skip"])
         assert 0 < np.max([row["total_bound"] for row in report["decay_skip"]]) < 1e-3

@@ -106,7 +106,7 @@ def main(folder, name):
             cuts = random_cuts(case.lengths, session.size, random_source) if at_random is True else at_random or None
             if session.rank == 0:
                 write_case(case, source)
-            session.exchange.largest(0, "the input is there")
+            session.control.largest(0, "the input is there")
             run_job(session, Job.resolve({"input": str(source), "output": str(output), "backward": True, "force": True,
                                           **given}, None), cuts)
             if session.rank == 0:

@@ -85,7 +85,7 @@ def main(folder):
             for cuts in (None, random_cuts(case.lengths, session.size, random_source)):
                 if session.rank == 0:
                     write_case(case, source)
-                session.exchange.largest(0, "the input is there")
+                session.control.largest(0, "the input is there")
                 results = []
                 for rule, tolerance in (("exact", 0.0), ("certified", TOLERANCE)):
                     output = folder / f"skip-{rule}.h5"

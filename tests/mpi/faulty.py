@@ -18,8 +18,8 @@ from kda_engine.hdf5.inputs import InputFile
 from mpi_runner import gathering
 from mpi_runner.job import Job
 from mpi_runner.main_job import run_job
+from mpi_runner.parallel import skips
 from mpi_runner.session import Session
-from mpi_runner.step import Step
 
 
 def misbehave(fault, rank):
@@ -52,7 +52,7 @@ def misbehave(fault, rank):
     def failing_bounds(self, *given, **named):
         raise RuntimeError("planted fault in bounds")
 
-    def failing_slabs(self):
+    def failing_slabs(self, rank):
         raise RuntimeError("planted fault in writing")
 
     def failing_read(self, name, start, stop):
@@ -63,7 +63,7 @@ def misbehave(fault, rank):
     elif fault == "slow":
         in_forward(slow_forward)
     elif fault == "bounds" and rank == 1:
-        Step._skip_row = failing_bounds
+        skips.report_row = failing_bounds
     elif fault == "raise-writing" and rank == 1 or fault == "raise-root-writing" and rank == 0:
         gathering.Part.slabs = failing_slabs
     elif fault == "bad-row" and rank == 1:

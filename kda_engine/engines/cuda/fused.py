@@ -1,0 +1,170 @@
+"""The fused path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
+
+import math
+from dataclasses import dataclass
+
+import cupy
+
+from ...affine import Affine
+from ...device.chain_plan import TILE_TOKENS, make_chain_plan
+from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
+                               ChainVariant, certify_variant, fold_variant)
+from ...device.launch import Prepared
+from ...device.workspace import Workspace
+from .cuts import Cuts
+from .decay import float32_above
+
+# Made in every saving call and therefore not frozen, as `slabs.Kept`.
+@dataclass
+class Record:
+    """What a forward left for its gradients.
+
+    records: Workspace with states, tokens and units (kernels_cu/tile/fused/record.cuh). scratch: Workspace with the
+    transitions of the pieces between two cuts, each in the slot behind it; None where there are none or not all.
+    """
+
+    records: Workspace
+    scratch: Workspace | None
+
+
+def covers(problem):
+    """Whether the kernels compute this problem: their operands' range relies on the norm and on beta within [0, 2]."""
+    return (problem.target.hopper and problem.K == problem.V == CHAIN_SIZE and problem.element in CHAIN_ELEMENTS
+            and problem.options.qk_l2norm and problem.options.beta != "value")
+
+
+def shape_allows(problem):
+    """Whether the kernels compute problems of this shape on this device."""
+    return problem.target.hopper and problem.K == problem.V == CHAIN_SIZE
+
+
+def refusal(problem):
+    """What keeps a problem off this path, in words; None where it is covered."""
+    if covers(problem):
+        return None
+    if not problem.target.hopper:
+        return f"the device is {problem.target.architecture}, expected sm_90a"
+    if not problem.K == problem.V == CHAIN_SIZE:
+        return f"K = {problem.K}, V = {problem.V}, expected {CHAIN_SIZE} both"
+    if problem.element not in CHAIN_ELEMENTS:
+        return f"computed in {problem.element}, expected q, k, v, g and beta all {' or all '.join(CHAIN_ELEMENTS)}"
+    if not problem.options.qk_l2norm:
+        return "qk_l2norm is off, expected on"
+    return f"beta is {problem.options.beta!r}, expected 'logit' or 'logit2'"
+
+
+def record_bytes(problem):
+    """Bytes of the records of both directions, or a little more."""
+    tiles = len(problem.v) // TILE_TOKENS + problem.sequences
+    words = 2 * (STATE_WORDS + TOKEN_WORDS) + FORWARD_UNITS + BACKWARD_UNITS
+    return 4 * words * tiles * problem.value_heads
+
+
+def forward(problem, initial_state, save, out, final_state):
+    """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32.
+
+    initial_state: the true ones, None for zeros. Returns (Record if `save`, Cuts if some were certified), else None.
+    """
+    certified = problem.options.skip == "certified"
+    plan = plan_for(problem, certified)
+    scratch = cuts = None
+    if plan.before is not None:
+        size = plan.slots * problem.state_floats
+        scratch = Workspace(carried=size, transitions=size)
+        warmup = 0
+        if certified:
+            cuts = Cuts(problem, plan, initial_state, None, certify(problem, plan.cuts, reversed=False))
+            warmup = cuts.warmup
+        chain(problem, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
+        fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
+    records = make_records(problem, plan, FORWARD_UNITS) if save else None
+    chain(problem, plan.forward, plan.columns, initial_state, 0 if scratch is None else scratch.carried, 0, 0, out,
+          final_state, records)
+    return Record(records, None if certified else scratch) if save else None, cuts
+
+
+def summarise(problem, initial_state, transition):
+    """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
+    plan = plan_for(problem, False)
+    shape = (plan.summary_slots,) + initial_state.shape[1:]
+    carried = cupy.empty(shape, "f4")
+    folds = plan.summary_chains is not None
+    transitions = cupy.empty(shape, "f4") if transition or folds else None
+    chain(problem, plan.summary if transition or folds else plan.summary_states, None, initial_state, carried.data.ptr,
+          0 if transitions is None else transitions.data.ptr)
+    if not folds:
+        return Affine(transitions, carried)
+    fold(problem, plan.summary_chains, transitions.data.ptr, carried.data.ptr, 0, reversed=False)
+    M = None
+    if transition:
+        # The same fold, from the first piece's transition and with nothing to add.
+        products = cupy.zeros(shape, "f4")
+        products[plan.first_slots] = transitions[plan.first_slots]
+        fold(problem, plan.summary_chains, transitions.data.ptr, products.data.ptr, 0, reversed=False)
+        M = products[plan.last_slots]
+    return Affine(M, carried[plan.last_slots])
+
+
+def plan_for(problem, certified):
+    """The ChainPlan of a problem."""
+    return problem.device.ready(make_chain_plan, problem.cu_seqlens.tobytes(), problem.value_heads, certified)
+
+
+def make_records(problem, plan, units):
+    """Room for the records of one direction."""
+    count = plan.tiles.count * problem.value_heads
+    return Workspace(states=count * STATE_WORDS, tokens=count * TOKEN_WORDS, units=count * units)
+
+
+def certify(problem, cuts, reversed):
+    """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
+    decided = cuts.count * problem.value_heads
+    scratch = Workspace(warmup=decided, bounds=decided)
+    start = problem.device.ready(_prepare_certify, problem.element, problem.value_heads, problem.activation,
+                                 problem.options.tolerance, cuts, reversed)
+    g, A_log, dt_bias = problem.addresses[3], *problem.addresses[5:]
+    start(g, A_log, dt_bias, scratch.warmup, scratch.bounds)
+    return scratch
+
+
+def _prepare_certify(device, element, value_heads, activation, tolerance, cuts, reversed):
+    # Rounded so that no bound comes out smaller, and none passes that is above the tolerance.
+    rounded = {"lower_bound": float32_above(activation.lower_bound),
+               "log_tolerance": -float32_above(-math.log(tolerance))}
+    return Prepared("certify_cuts", certify_variant(element, reversed), device,
+                    ("g", "A_log", "dt_bias", "warmup_chunks", "bounds"), count=cuts.count, cuts=cuts.rows,
+                    value_heads=value_heads, **activation.arguments | rounded)
+
+
+def chain(problem, pieces, columns, initial_state, carried, transitions, warmup=0, out=None, final_state=None,
+          records=None):
+    """One launch over a table of pieces; columns None: nothing but what the pieces carry. carried, transitions, warmup:
+    addresses, 0 for none.
+    """
+    start = problem.device.ready(_prepare_chain, problem.element, problem.heads, problem.value_heads,
+                                 problem.activation, pieces, columns, records is not None)
+    of_records = (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
+    start(*problem.addresses, 0 if initial_state is None else initial_state.data.ptr,
+          0 if final_state is None else final_state.data.ptr, carried, transitions, 0 if out is None else out.data.ptr,
+          *of_records, warmup)
+
+
+def _prepare_chain(device, element, heads, value_heads, activation, pieces, columns, saves):
+    """What does not change from launch to launch over a table."""
+    variant = ChainVariant(element, activation.bounded, columns or CHAIN_SIZE, columns is not None, saves, False)
+    order = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "final_state", "carried", "transitions",
+             "out", "states", "tokens", "units", "warmup_chunks")
+    return Prepared("sm90_chain", variant, device, order, count=device.target.multiprocessors, pieces=pieces.rows,
+                    items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
+                    value_heads=value_heads, **activation.arguments)
+
+
+def fold(problem, chains, transitions, carried, warmup, reversed):
+    """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
+    if chains is not None:
+        problem.device.ready(_prepare_fold, problem.value_heads, chains, reversed)(transitions, carried, warmup)
+
+
+def _prepare_fold(device, value_heads, chains, reversed):
+    return Prepared("fold_states", fold_variant(reversed), device, ("transitions", "carried", "warmup_chunks"),
+                    count=chains.count, chains=chains.rows, value_heads=value_heads)
