@@ -14,6 +14,8 @@ from h5py import h5d, h5t, h5z
 from ..errors import InputError
 from .checksum import CHECKSUM_BYTES, fletcher32
 
+_END = object()
+
 # Seconds between two looks at `poll` while other threads read or write.
 _POLL_SECONDS = 0.05
 
@@ -123,11 +125,25 @@ def write_chunk(descriptor, places, chunk, rows):
         views = _behind(views, done)
 
 
+# Items that wait on the pool at a time: enough for its threads, few enough in memory.
+_AHEAD = 8
+
+
 def run_all(pool, work, items, poll=lambda: None):
-    """work(item) of all items on the pool; `poll` between looks at them. Raises the first error, after all have stopped."""
-    waiting = {pool.submit(work, item) for item in items}
+    """work(item) of all items on the pool; `poll` between looks at them. Raises the first error, after all have stopped.
+
+    items: anything iterable; the next one is asked for when there is room for it.
+    """
+    waiting, items = set(), iter(items)
     try:
-        while waiting:
+        while True:
+            while len(waiting) < _AHEAD:
+                item = next(items, _END)
+                if item is _END:
+                    break
+                waiting.add(pool.submit(work, item))
+            if not waiting:
+                return
             done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
             for future in done:
                 future.result()

@@ -9,7 +9,7 @@ import json
 
 import h5py
 import numpy as np
-from h5py import h5s, h5t
+from h5py import h5d, h5p, h5s, h5t
 
 from ..arrays import BFLOAT16, FLOAT_TYPES
 
