@@ -15,7 +15,7 @@ CHOICES = {
     "scan": ("auto", "neighbour", "chain", "allgather", "heads", "exscan", "levels", "serial"),
     "transport": ("auto", "mpi", "ipc", "nccl", "device"),
     "shard": ("tokens", "heads"),
-    "io": ("gather", "shards"),
+    "io": ("auto", "direct", "gather", "shards"),
 }
 NOT_BUILT = {"transport": ("ipc", "nccl", "device")}
 
@@ -43,7 +43,7 @@ class Job:
     check_finite: bool = False
     allow_external: bool = False
     save_boundary: bool = False
-    io: str = "gather"
+    io: str = "auto"
     oversubscribe: bool = False
     exchange_timeout: float = 600.0
     dry_run: bool = False

@@ -15,7 +15,7 @@ from kda_engine.partition import partition
 
 from . import resources
 from .clock import Clock
-from .gathering import check_output, write_gathered, write_shards
+from .gathering import WRITERS, check_output
 from .head_shards import HeadsOfInput, heads_of_ranks
 from .output_parts import output_parts, output_parts_of_heads
 from .parallel.control import Control
@@ -40,7 +40,8 @@ def run_job(session, job, cuts=None):
     progress = Progress(session.rank)
     session.on_poll = progress.tick
     session.control.timeout = job.exchange_timeout
-    source = session.together(lambda: InputFile(job.input, job.allow_external))
+    threads = session.threads()
+    source = session.together(lambda: InputFile(job.input, job.allow_external, threads=threads, poll=session.poll))
     with source:
         run = _Run(session, job, source, progress, cuts)
         report = run.print_plan() if job.dry_run else run.execute()
@@ -162,7 +163,7 @@ class _Run:
         else:
             with self.clock("write"):
                 parts = output_parts_of_heads(self.file, *results, self.session.transport, self.heads)
-        write = write_shards if self.job.io == "shards" else write_gathered
+        write = WRITERS[self.job.io]
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
                            lambda: describe(self, skips, digest, parts))
