@@ -17,7 +17,7 @@ LAYERS = [
     {"layout", "compare"},
     {"gate", "affine", "cases"},
     {"layer", "capture_files", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "chunk_states"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},
