@@ -33,7 +33,8 @@ class Tree:
     """The groups and datasets of `file`, an open h5py.File, by names such as "inputs/conv/q_weight".
 
     path: for messages. trial: the `Trial` that is made before a virtual dataset is opened; it also says whether links to
-    other files and values outside HDF5 files are followed. The methods raise InputError naming the file, the object, what was expected and what came.
+    other files and values outside HDF5 files are followed. The methods raise InputError naming the file, the object,
+    what was expected and what came.
     """
 
     def __init__(self, path, file, trial):
