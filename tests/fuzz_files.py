@@ -1,7 +1,8 @@
 """Run as a program by test_fuzz_files: damages one file again and again and reads it, in a process that may die of it.
 
 Arguments: the reader's name, the file to damage, the file to open (another one for a shard), the seed, how many tries.
-Prints before every try its number and after it the outcome: "same", "refused", or what went wrong. A try has SECONDS; then the process dies.
+Prints before every try its number and after it the outcome: "same", "refused", or what went wrong. A try has SECONDS;
+then the process dies.
 """
 
 import hashlib
