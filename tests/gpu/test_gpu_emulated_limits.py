@@ -1,5 +1,5 @@
-"""The limits that the emulation of the fused kernels holds, on the device: as far as results are right. Where they are
-wrong beyond the limits is left to the emulation; what is not finite, and large later values: test_gpu_limits.py.
+"""The limits that the emulation of the fused kernels holds, on the device: as far as results are right, and what a token
+that is not finite spoils. Where results are wrong beyond the limits is left to the emulation.
 """
 
 import pytest
@@ -36,3 +36,13 @@ def test_a_gradient_of_the_initial_state_that_has_faded():
 @pytest.mark.parametrize("raw", (2.0, 6.0, 15.0))
 def test_a_lone_strong_decay_under_a_bound(raw):
     limits.test_a_lone_strong_decay_under_a_bound(raw)
+
+
+@pytest.mark.parametrize("exponent", (10, 17))
+def test_large_values_later_in_a_chunk(exponent):
+    limits.test_large_values_later_in_a_chunk(exponent, True)
+
+
+@pytest.mark.parametrize("name", limits.SPOILT)
+def test_what_a_token_that_is_not_finite_spoils(name):
+    limits.test_what_a_token_that_is_not_finite_spoils(name)
