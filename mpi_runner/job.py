@@ -13,7 +13,7 @@ CHOICES = {
     "engine": ("auto", *ENGINES),
     "scan": ("auto", "serial", "allgather", "exscan", "heads"),
     "transport": ("auto", "mpi", "device", "nccl"),
-    "io": ("gather", "shards"),
+    "io": ("auto", "direct", "gather", "shards"),
 }
 NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
 
@@ -40,7 +40,7 @@ class Job:
     check_finite: bool = False
     allow_external: bool = False
     save_boundary: bool = False
-    io: str = "gather"
+    io: str = "auto"
     oversubscribe: bool = False
     exchange_timeout: float = 600.0
     dry_run: bool = False

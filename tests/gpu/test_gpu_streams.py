@@ -189,8 +189,7 @@ def test_tables_outlive_the_graph_that_reads_them():
         hold(out, x, cu_seqlens, "replay")
 
 
-@pytest.mark.skipif(cupy.cuda.runtime.getDeviceCount() < 2 if cupy.cuda.is_available() else True,
-                    reason="needs two devices")
+@pytest.mark.two_devices
 def test_arrays_on_another_device_are_refused_by_name():
     x = drawn(100, 128, BFLOAT16, 1)
     with cupy.cuda.Device(1):
