@@ -1,7 +1,8 @@
 """Run as a program by test_fuzz_files: every command on objects that are no files, in every place of a file name.
 
-Argument: a folder with in.h5, out.h5 and golden.h5. Prints a line of JSON for each try: the command, its exit code, what
-it wrote to standard error, whether the objects are what they were. A try has SECONDS; then the process dies.
+Argument: a folder with in.h5, out.h5 and golden.h5. Prints two lines of JSON for each try: the command;
+its exit code, what it wrote to standard error, whether the objects are what they were. A try has SECONDS; then the
+process dies.
 """
 
 import contextlib

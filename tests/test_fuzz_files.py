@@ -48,14 +48,15 @@ def files():
         np.savez(folder / "in.npz", **tensors, gate="softplus")
         np.savez_compressed(folder / "packed.npz", **tensors)
         same = {what: (folder / file, folder / file) for what, file in
-                (("input", "input.h5"), ("output", "output.h5"), ("main file", "main.h5"), ("golden", "golden.h5"),
-                 ("npz", "in.npz"), ("packed npz", "packed.npz"), ("safetensors", "in.safetensors"))}
+                (("input", "input.h5"), ("large input", "input.h5"), ("output", "output.h5"),
+                 ("main file", "main.h5"), ("golden", "golden.h5"), ("npz", "in.npz"), ("packed npz", "packed.npz"), ("safetensors", "in.safetensors"))}
         yield {**same, "shard": (folder / shards[0].file, folder / "of-shards.h5")}
 
 
 # The reader, whether the format has checksums over all that counts, how many tries, the fewest that must be refused.
-DAMAGED = {"input": ("input", True, 150, 70), "output": ("result", True, 250, 120), "main file": ("result", True, 300, 75),
-           "shard": ("result", True, 100, 60), "golden": ("golden", True, 150, 80), "npz": ("capture", False, 150, 80),
+DAMAGED = {"input": ("input", True, 80, 40), "large input": ("direct", True, 80, 40),
+           "output": ("result", True, 200, 90), "main file": ("result", True, 300, 75),
+           "shard": ("result", True, 100, 60), "golden": ("golden", True, 80, 40), "npz": ("capture", False, 150, 80),
            "packed npz": ("capture", False, 150, 80), "safetensors": ("capture", False, 150, 20)}
 
 

@@ -178,8 +178,8 @@ class _Sink:
 
     def __init__(self, path, like=None):
         """like: os.stat_result of the file whose mode, and owner if possible, this one is to have."""
-        # Nobody may read meanwhile what the old file hides.
-        mode = 0o666 if like is None else stat.S_IMODE(like.st_mode) & 0o600
+        # Nobody else may read meanwhile what the old file hides.
+        mode = 0o666 if like is None else 0o600
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         self.error = None
         self._discarding = False

@@ -30,8 +30,9 @@ class InputFile:
     options: `Options` of the operator. T, H, HV, K, V, N: sizes. cu_seqlens: NumPy int64 [N+1].
     dtypes: NumPy type of each float dataset by name ("q", ..., "conv/q_weight"). conv: `cases.Convolution` or None.
     path: as given. allow_external: follow links to other files and read values stored outside HDF5 files; else both are
-    refused. threads: read large datasets side by side. poll: called now and then while they read; may raise. Context manager. Raises InputError naming the file, the dataset, what was expected and what came;
-    the reading methods too (a failed checksum, a file cut short).
+    refused. threads: read large datasets side by side. poll: called now and then while they read; may raise.
+    Context manager. Raises InputError naming the file, the dataset, what was expected and what came; the reading
+    methods too (a failed checksum, a file cut short).
     """
 
     def __init__(self, path, allow_external=False, trial=None, threads=1, poll=lambda: None):

@@ -37,8 +37,8 @@ def reading(path, name):
     except InputError:
         raise
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
-        # The checksum and the compression are HDF5's only filters here.
-        what = "data that match their checksum, got a mismatch" if "filter" in str(error) else \
+        # Checksum and compression are the filters of this package's files; so HDF5 says that one of them failed.
+        what = "data that match their checksum, got a mismatch" if "filter returned failure" in str(error) else \
             f"readable data, got: {str(error) or type(error).__name__}"
         raise InputError(f"{path}: {name}: expected {what}") from error
 

@@ -17,16 +17,17 @@ from ..goldens.judging import Judgement, Verdict, blocks_of
 
 def add(subparsers):
     parser = subparsers.add_parser(
-        "compare", help="two outputs, tensor by tensor",
-        description="Relative Frobenius error of every tensor of A against B (outputs or goldens). Exit code 0: all "
-                    "within the tolerance; 1: some are not, or a tensor is in one file only; 77: nothing to compare.")
+        "compare", help="compare two outputs, tensor by tensor",
+        description="Prints the relative Frobenius error of every tensor of A against B (outputs or goldens). Exit "
+                    "code 0: all are within the tolerance; 1: some are not, or a tensor is in one file only; 77: there is "
+                    "nothing to compare.")
     parser.add_argument("a", metavar="A.h5")
     parser.add_argument("b", metavar="B.h5")
     parser.add_argument("--tolerance", type=float, metavar="X",
                         help="allowed error (by the narrowest type in either file: 1e-11, 2e-5, 2e-3 or 3e-3 for "
                              "float64, float32, float16, bfloat16)")
     parser.add_argument("--only", action="append", metavar="NAME",
-                        help="this tensor alone, as outputs/out or out; may be given several times (all tensors)")
+                        help="compare only this tensor, named as outputs/out or out; may be given several times (all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
     parser.set_defaults(run=main)

@@ -18,12 +18,12 @@ TAKES = {"case": (*SIZES, "dtype", "seed"), "from": OPERATOR_OPTIONS,
 def add(subparsers):
     parser = subparsers.add_parser(
         "input", help="make an input file from a case, captured tensors or a text", argument_default=argparse.SUPPRESS,
-        description="Writes OUT.h5, with what --backward needs. --case names: see kda_engine.cases; "
-                    "a wrong name lists them.")
+        description="Writes OUT.h5, with the data that --backward needs. kda_engine.cases has the names for --case; "
+                    "the message about a wrong name lists them.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--case", metavar="NAME", help="a named, seeded case")
     source.add_argument("--from", metavar="FILE", help="tensors in .npz or .safetensors, named as in input files")
-    source.add_argument("--from-text", metavar="FILE", help="a layer's seeded projections of the file's bytes")
+    source.add_argument("--from-text", metavar="FILE", help="a text; a layer with seeded weights projects its bytes")
     sizes = parser.add_argument_group("sizes of a case or a text")
     for name in SIZES:
         text = "tokens in all (of a text: at most so many)" if name == "tokens" else None

@@ -10,27 +10,27 @@ from kda_engine.errors import InputError
 from ..exit_codes import PASS
 
 SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
-RATES = {"forward_rate": "tokens x value heads a second that a rank's forward does; asks for times",
-         "backward_rate": "the same of the backward", "summary_rate": "the same of the summaries (the forward's)",
-         "bandwidth": "bytes a second out of a rank", "latency": "seconds of a message beside its bytes (0)"}
+RATES = {"forward_rate": "tokens x value heads per second of a rank's forward; with it the plan has times",
+         "backward_rate": "the same for the backward", "summary_rate": "the same for summaries (the forward's rate)",
+         "bandwidth": "bytes per second that a rank sends", "latency": "seconds per message, whatever its size (0)"}
 
 
 def add(subparsers):
     parser = subparsers.add_parser(
         "plan", help="memory, traffic and time per rank and scan strategy", argument_default=argparse.SUPPRESS,
-        description="For an input file, or for a shape given by options (sequences of near equal length). Times are "
-                    "closed formulas of the rates given here; `bench` measures such rates.")
+        description="Plans an input file, or a shape given by options (sequences of near equal length). Times come "
+                    "from closed formulas of the rates given here. `bench` measures such rates.")
     parser.add_argument("input", metavar="INPUT.h5", nargs="?", default=None)
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N",
-                            help=f"{default}" if default else "as many as heads")
+                            help=f"({default})" if default else "(as many as heads)")
     parser.add_argument("--dtype", help="type of the inputs (float32)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R")
-    parser.add_argument("--backward", action="store_true", default=False, help="forward and backward")
+    parser.add_argument("--backward", action="store_true", default=False, help="plan forward and backward")
     rates = parser.add_argument_group("rates to predict times from")
     for name, text in RATES.items():
         rates.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=text)
-    parser.add_argument("--json", action="store_true", default=False, help="one JSON object")
+    parser.add_argument("--json", action="store_true", default=False, help="print one JSON object")
     parser.set_defaults(run=main)
 
 

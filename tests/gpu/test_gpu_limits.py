@@ -53,7 +53,7 @@ def test_no_output_of_an_earlier_chunk_is_spoilt(name, at, value):
     assert found[before].tobytes() == whole[before].tobytes()
 
 
-@pytest.mark.parametrize("exponent, right", ((10, True), (16, True), (21, False)))
+@pytest.mark.parametrize("exponent, right", ((10, True), (16, True), (21, True), (24, False)))
 def test_large_values_later_in_a_chunk(exponent, right):
     """Values 2^exponent times larger from token 40 on; tokens 32 to 39 are before them in the chunk."""
     case = make("weak", heads=2)
