@@ -1,9 +1,9 @@
 """What one `run` is asked to do: command line over TOML file over defaults, checked."""
 
 import math
+import os
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
@@ -13,7 +13,7 @@ CHOICES = {
     "engine": ("auto", *ENGINES),
     "scan": ("auto", "serial", "allgather", "exscan", "heads"),
     "transport": ("auto", "mpi", "device", "nccl"),
-    "io": ("gather", "shards"),
+    "io": ("auto", "direct", "gather", "shards"),
 }
 NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
 
@@ -40,7 +40,7 @@ class Job:
     check_finite: bool = False
     allow_external: bool = False
     save_boundary: bool = False
-    io: str = "gather"
+    io: str = "auto"
     oversubscribe: bool = False
     exchange_timeout: float = 600.0
     dry_run: bool = False
@@ -69,7 +69,7 @@ class Job:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
             raise InputError("reproducible: not built yet")
-        if Path(job.input).resolve() == Path(job.output).resolve():
+        if _is_one_file(job.input, job.output):
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
 
@@ -99,6 +99,14 @@ class Job:
     def to_dict(self):
         """Plain types, for the report."""
         return asdict(self)
+
+
+def _is_one_file(one, other):
+    """Whether two names lead to one file; links may lead nowhere or in a circle."""
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{one}, {other}: expected names of files, got: {getattr(error, 'strerror', error)}") from None
 
 
 def _read_toml(path):

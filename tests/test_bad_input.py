@@ -171,7 +171,7 @@ def test_what_the_engine_does_not_take_is_told_before_it_is_read(files, capsys, 
     def read_nothing(self, *arguments):
         raise AssertionError("something was read")
 
-    monkeypatch.setattr(HostEngine, "forward", no_engine_for_this)
+    monkeypatch.setattr(HostEngine, "check", no_engine_for_this)
     monkeypatch.setattr(InputFile, "read", read_nothing)
     for more in ([], ["--dry-run"]):
         code = main(["run", str(source), str(output), "--engine", "numpy", *more])

@@ -48,11 +48,14 @@ def main(args):
         verdicts = [_verdict(a, b, name, tolerance, cu_seqlens, args.plot is not None) for name in both]
     verdicts += [Verdict(name, None, tolerance, f"absent in {args.b}") for name in only_a]
     verdicts += [Verdict(name, None, tolerance, f"absent in {args.a}") for name in only_b]
-    judgement = Judgement(args.b, args.a, tier=f"tolerance {tolerance:.0e}", cu_seqlens=cu_seqlens,
+    judgement = Judgement(args.a, args.b, tier=f"tolerance {tolerance:.0e}", cu_seqlens=cu_seqlens,
                           verdicts=tuple(verdicts))
-    _tell(judgement, args.json)
-    if args.plot is not None:
-        _plot(args.plot, judgement, args.json)
+    written = [] if args.plot is None else _plot(args.plot, judgement)
+    if args.json:
+        print(json.dumps({"a": args.a, "b": args.b, "pass": judgement.passed,
+                          "tensors": telling.tensors(judgement)}, indent=1))
+    else:
+        print("\n".join([telling.table(judgement), *(f"wrote {path}" for path in written)]))
     return PASS if judgement.passed else MISMATCH
 
 
@@ -81,21 +84,11 @@ def _verdict(a, b, name, tolerance, cu_seqlens, with_blocks):
     return Verdict(name, comparison.result(), tolerance, None, None, blocks)
 
 
-def _tell(judgement, as_json):
-    if as_json:
-        print(json.dumps({"a": judgement.by, "b": judgement.path, "pass": judgement.passed,
-                          "tensors": telling.tensors(judgement)}, indent=1))
-    else:
-        print(telling.table(judgement))
-
-
-def _plot(path, judgement, quiet):
+def _plot(path, judgement):
     try:
-        written = write_heat_map(path, [judgement])
+        return write_heat_map(path, [judgement])
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    if not quiet:
-        print("wrote " + ", ".join(map(str, written)))
 
 
 def _default_tolerance(a, b, names):

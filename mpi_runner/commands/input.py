@@ -4,6 +4,7 @@ import argparse
 import os
 
 from kda_engine.errors import InputError
+from kda_engine.regular_file import check_regular
 
 from ..exit_codes import PASS
 
@@ -72,8 +73,17 @@ def _case(name, chosen):
 
 def _captured(path, chosen):
     from kda_engine.captured import read_captured
+    from kda_engine.hdf5.inputs import check_arguments
 
-    return read_captured(path, chosen)
+    from ..resources import memory_available
+
+    def check(**arguments):
+        check_arguments(path, **arguments)
+        needed, available = sum(getattr(x, "nbytes", 0) for x in arguments.values()), memory_available()
+        if available is not None and available < needed:
+            raise InputError(f"{path}: expected tensors that fit in memory, {available} bytes, got {needed} bytes")
+
+    return read_captured(path, chosen, check)
 
 
 def _text(path, chosen):
@@ -82,6 +92,7 @@ def _text(path, chosen):
     limit = chosen.pop("tokens", None)
     if limit is not None and limit < 0:
         raise InputError(f"tokens: expected at least 0, got {limit}")
+    check_regular(path, "a file of text")
     try:
         with open(path, "rb") as file:
             text = file.read() if limit is None else file.read(limit)

@@ -22,7 +22,9 @@ def add(subparsers):
     switch("check-finite", "look for NaN, infinities and positive log decay first")
     switch("allow-external", "read what the input links to in other files or keeps outside HDF5 files")
     switch("save-boundary", "write the ranks' boundary matrices too")
-    parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
+    parser.add_argument("--io", choices=CHOICES["io"],
+                        help="how the output is written: direct: one file, each rank its rows; gather: one file through "
+                             "rank 0; shards: one file a rank; auto: direct where all ranks see the file, else gather (auto)")
     switch("oversubscribe", "allow several ranks on one GPU")
     parser.add_argument("--exchange-timeout", type=float, metavar="S",
                         help="longest wait without a sign of life of all ranks, seconds (600)")

@@ -22,7 +22,7 @@ constexpr float kLargestValue = 256.0f;
 constexpr float kLargestBound = 16384.0f;
 // Below this a column's operands would lose bits to subnormals.
 constexpr float kSmallestBound = 1.0f / 64.0f;
-constexpr float kMiddleBound = 64.0f;
+constexpr float kMiddleBound = 512.0f;
 constexpr float kRootSize = 11.3137085f;  // sqrt(kSize), rounded up
 // The state's size is measured every 16 chunks: if it halves in each, it shrinks by 2^16 meanwhile, which float16 still
 // represents.
