@@ -1,5 +1,6 @@
-"""The fused path's limits as docs/numerics.md states them, on the device: what one value that is not finite spoils, and how
-much larger later values of a chunk may be. The emulation holds the same statements (test_emulation_limits.py); its other limits: test_gpu_emulated_limits.py.
+"""The fused path's limits as docs/numerics.md states them, on the device: what one value that is not finite spoils, and
+how much larger later values of a chunk may be. The emulation holds the same (test_emulation_limits.py); its other
+limits on the device: test_gpu_emulated_limits.py.
 """
 
 from dataclasses import replace
