@@ -192,7 +192,7 @@ def test_wrong_requests(tmp_path, capsys):
     assert "--gate: expected without --case, which fixes" in refused(capsys, "--case", "ordinary", "--gate", "log", out)
     assert "K: expected integers of at least 1, got 0" in refused(capsys, "--case", "ordinary", "--K", 0, out)
     assert "dtype: expected bfloat16, " in refused(capsys, "--case", "ordinary", "--dtype", "int8", out)
-    assert "cannot be read" in refused(capsys, "--from-text", tmp_path / "missing", out)
+    assert "expected a file, got nothing" in refused(capsys, "--from-text", tmp_path / "missing", out)
     (tmp_path / "text").write_bytes(b"abc")
     text = tmp_path / "text"
     assert "--sequences: expected without --from-text" in refused(capsys, "--from-text", text, "--sequences", 2, out)
