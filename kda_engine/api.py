@@ -6,14 +6,20 @@ import numpy as np
 
 from . import conv, layout
 from .affine import Affine
-from .arrays import array_module, as_float_array, like
+from .arrays import array_module, as_array, as_float_array, like
+from .chunk_states import chunk_states
 from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
 from .errors import InputError
-from .finite import check_states, check_values
+from .finite import check_states, check_values, first_non_finite
 from .gate import Gradients
 from .misnamed import suggest_names
 from .options import Options
+
+
+# What each gradient has a row for.
+_GRADIENT_ROWS = {"dq": "token", "dk": "token", "dv": "token", "dg": "token", "dbeta": "token",
+                  "d_initial_state": "sequence", "dA_log": "head", "ddt_bias": "head"}
 
 
 # Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
@@ -34,6 +40,7 @@ class ForwardResult:
     _packing: layout.Packing
     _example: object
     _dropped: tuple
+    _cu_seqlens: np.ndarray
 
     @property
     def dropped(self):
@@ -43,6 +50,55 @@ class ForwardResult:
         """
         calls = self._dropped + (() if self._saved is None else self._saved.dropped)
         return Dropped.of([row for call in calls for row in call()])
+
+    def first_non_finite(self, gradients=None):
+        """The first NaN or infinity: a `NonFinite` with tensor, count, sequence, head and token; None without any.
+
+        Looks at out, then final_state, then what `backward` returned, where that is given. Reads all values once.
+        """
+        tensors = [("out", self.out, "token"), ("final_state", self.final_state, "sequence")]
+        if gradients is not None:
+            tensors += [(name, getattr(gradients, name), rows) for name, rows in _GRADIENT_ROWS.items()]
+        for name, x, rows in tensors:
+            if x is None:
+                continue
+            x = as_array(name, x)
+            if rows == "token" and self._packing.batch is not None:
+                x = x.reshape((-1,) + x.shape[2:])
+            found = first_non_finite(name, x, rows, self._cu_seqlens)
+            if found is not None:
+                return found
+        return None
+
+    def chunk_states(self, every):
+        """The states behind every whole block of `every` tokens of each sequence, as caches of prefixes want them:
+        a `ChunkStates`.
+
+        Computed when asked for, from block to block: about the work of a summary, and only the states to hold. A
+        forward of the tokens behind a block, from its state, gives the outputs of the whole. Raises InputError, also
+        when the forward kept nothing (save=False).
+        """
+        if isinstance(every, bool) or not isinstance(every, (int, np.integer)) or every < 1:
+            raise InputError(f"every: expected a whole number of tokens, at least 1, got {every!r}")
+        if self._saved is None:
+            raise InputError("chunk_states: expected a forward with save=True, got one that kept nothing")
+        saved = self._saved
+        sequence, token, states = chunk_states(self._engine, saved.operands, saved.options, saved.initial_state,
+                                               int(every))
+        states = like(layout.state_out(states, saved.options.state_layout), self._example)
+        return ChunkStates(sequence, token, states)
+
+
+@dataclass(frozen=True)
+class ChunkStates:
+    """states [M,HV,K,V] (or [M,HV,V,K], by state_layout): states[i] is that of sequence[i] behind token[i] tokens.
+
+    sequence, token [M]: NumPy int64, ordered by sequence, then token.
+    """
+
+    sequence: np.ndarray
+    token: np.ndarray
+    states: object
 
 
 @suggest_names
@@ -77,6 +133,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         final_state=like(layout.state_out(result.final_state, options.state_layout), v),
         path=result.path or runner.name, path_reason=result.path_reason,
         _engine=runner, _saved=result.saved, _packing=packing, _example=v, _dropped=result.dropped,
+        _cu_seqlens=operands.cu_seqlens,
     )
 
 

@@ -1,5 +1,7 @@
 """Values that cannot be right: NaN, infinities, log decay above 0; inputs on request, results as they are written."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .arrays import array_module, to_host
@@ -19,10 +21,10 @@ def check_values(operands, options, where="", first_token=0, first_sequence=0, *
             bad, expectation = ~(x <= 0), "log decay at most 0"
         at = _first(bad)
         if at is not None:
-            n = int(np.searchsorted(operands.cu_seqlens, at[0], side="right")) - 1
-            start = int(operands.cu_seqlens[n])
-            raise InputError(f"{where}{name}: expected {expectation}, got {x[at]} at sequence {n + first_sequence}, "
-                             f"head {at[1]}, token {at[0] - start} (packed token {at[0] + first_token})")
+            sequence, token = token_place(at[0], operands.cu_seqlens)
+            raise InputError(f"{where}{name}: expected {expectation}, got {x[at]} at sequence "
+                             f"{sequence + first_sequence}, head {at[1]}, token {token} "
+                             f"(packed token {at[0] + first_token})")
     for name in ("A_log", "dt_bias"):
         x = getattr(operands, name)
         at = None if x is None else _first(~_finite(x))
@@ -37,6 +39,42 @@ def check_states(where="", first_sequence=0, **states):
         if at is not None:
             raise InputError(f"{where}{name}: expected finite values, got {x[at]} at sequence "
                              f"{at[0] + first_sequence}, head {at[1]}")
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """NaN and infinities in one tensor: how many, and where the first is; token counts within its sequence.
+
+    sequence and token are None where the tensor has none.
+    """
+
+    tensor: str
+    count: int
+    sequence: int | None
+    head: int
+    token: int | None
+
+
+def first_non_finite(name, x, rows, cu_seqlens=None):
+    """The `NonFinite` of x, None where all values are finite; on the host or a device.
+
+    rows: what x has a row for: "token" (x [T,heads,...], cu_seqlens [N+1]), "sequence" (x [N,heads,...]) or "head".
+    """
+    bad = ~_finite(x)
+    at = _first(bad)
+    if at is None:
+        return None
+    count = int(bad.sum())
+    if rows == "head":
+        return NonFinite(name, count, None, at[0], None)
+    sequence, token = token_place(at[0], cu_seqlens) if rows == "token" else (at[0], None)
+    return NonFinite(name, count, sequence, at[1], token)
+
+
+def token_place(row, cu_seqlens):
+    """(sequence, token within it) of a packed token."""
+    sequence = int(np.searchsorted(cu_seqlens, row, side="right")) - 1
+    return sequence, row - int(cu_seqlens[sequence])
 
 
 class NotFinite:

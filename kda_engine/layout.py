@@ -74,8 +74,11 @@ class Operands:
         """The tokens [start, stop) as a problem of their own (views); one sequence unless said otherwise."""
         if cu_seqlens is None:
             cu_seqlens = np.array([0, stop - start], dtype=np.int64)
-        cut = {name: getattr(self, name)[start:stop] for name in _PER_TOKEN}
-        return replace(self, cu_seqlens=cu_seqlens, **cut)
+        return self.take_tokens(slice(start, stop), cu_seqlens)
+
+    def take_tokens(self, tokens, cu_seqlens):
+        """The given tokens (slice or index array) as a problem of their own with those bounds."""
+        return replace(self, cu_seqlens=cu_seqlens, **{name: getattr(self, name)[tokens] for name in _PER_TOKEN})
 
     def take_heads(self, value_heads):
         """Only the given value heads (index array); q and k are then repeated per value head."""

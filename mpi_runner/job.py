@@ -13,7 +13,7 @@ CHOICES = {
     "engine": ("auto", *ENGINES),
     "scan": ("auto", "serial", "allgather", "exscan", "heads"),
     "transport": ("auto", "mpi", "device", "nccl"),
-    "io": ("gather", "shards"),
+    "io": ("auto", "direct", "gather", "shards"),
 }
 NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
 
@@ -41,7 +41,7 @@ class Job:
     require_finite: bool = False
     allow_external: bool = False
     save_boundary: bool = False
-    io: str = "gather"
+    io: str = "auto"
     oversubscribe: bool = False
     exchange_timeout: float = 600.0
     dry_run: bool = False
@@ -71,7 +71,7 @@ class Job:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
             raise InputError("reproducible: not built yet")
-        if os.path.realpath(job.input) == os.path.realpath(job.output):
+        if _is_one_file(job.input, job.output):
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
 
@@ -101,6 +101,14 @@ class Job:
     def to_dict(self):
         """Plain types, for the report."""
         return asdict(self)
+
+
+def _is_one_file(one, other):
+    """Whether two names lead to one file; links may lead nowhere or in a circle."""
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{one}, {other}: expected names of files, got: {getattr(error, 'strerror', error)}") from None
 
 
 def _read_toml(path):

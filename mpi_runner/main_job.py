@@ -14,7 +14,7 @@ from kda_engine.partition import partition
 
 from . import resources
 from .clock import Clock
-from .gathering import check_output, write_gathered, write_shards
+from .gathering import WRITERS, check_output
 from .output_parts import output_parts
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
 from .parallel.problem import RankProblem
@@ -35,7 +35,8 @@ def run_job(session, job, cuts=None):
     progress = Progress(session.rank)
     session.on_poll = progress.tick
     session.control.timeout = job.exchange_timeout
-    source = session.together(lambda: InputFile(job.input, job.allow_external))
+    threads = session.threads()
+    source = session.together(lambda: InputFile(job.input, job.allow_external, threads=threads, poll=session.poll))
     with source:
         run = _Run(session, job, source, progress, cuts)
         report = run.print_plan() if job.dry_run else run.execute()
@@ -129,7 +130,7 @@ class _Run:
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
         parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)
-        write = write_shards if self.job.io == "shards" else write_gathered
+        write = WRITERS[self.job.io]
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
                            lambda: describe(self, skips, digest, parts))

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 from mpi4py import MPI
 
-from kda_engine.finite import NotFinite
+from kda_engine.finite import NotFinite, token_place
 from kda_engine.hdf5.opening import digest
 from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 from kda_engine.hdf5.version import hdf5_version
@@ -99,8 +99,8 @@ def not_finite(seen, cu_seqlens):
 
 def _place(name, row, second, cu_seqlens):
     if name in TOKEN_RESULTS:
-        sequence = int(np.searchsorted(cu_seqlens, row, side="right")) - 1
-        return {"sequence": sequence, "head": second, "token": row - int(cu_seqlens[sequence])}
+        sequence, token = token_place(row, cu_seqlens)
+        return {"sequence": sequence, "head": second, "token": token}
     if name in STATE_RESULTS:
         return {"sequence": row, "head": second}
     return {"channel": row} if name.startswith("grads/conv/") else {"head": row}

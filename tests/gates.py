@@ -29,6 +29,17 @@ def spanning(form, nats, dtype, tokens=(), channels=slice(None), size=100, **siz
     return decaying(case, form, decay)
 
 
+def lone(form, nats):
+    """(case "strong" in bfloat16 in which single tokens decay by `nats` in all channels and the others by up to 2e-3, the
+    numbers of the single tokens).
+    """
+    case = cases.make("strong", dtype="bfloat16", tokens=128, heads=2, K=128, V=128)
+    decay = 1e-3 * np.random.default_rng(0).uniform(0.1, 2, case.g.shape)
+    tokens = np.arange(13, 128, 32)
+    decay[tokens] = nats
+    return decaying(case, form, decay), tokens
+
+
 def decaying(case, form, decay):
     """The case with a gate form, and these log decays turned positive."""
     options = replace(case.options, gate=form)

@@ -104,7 +104,7 @@ BROKEN = {
                                          ("in.h5", "/inputs/conv", "link to nothing")),
     "convolution without values": (edit(lambda f: f.__setitem__("inputs/conv", h5py.Empty("f4"))), [],
                                    ("in.h5", "/inputs/conv", "no values")),
-    "never written": (edit(lambda f: (f.__delitem__("inputs/g"), f["inputs"].create_dataset("g", (70, 2, 16), "f4"))), [],
+    "never written": (edit(lambda f: (f.__delitem__("inputs/g"), f.create_dataset("inputs/g", (70, 2, 16), "f4"))), [],
                       ("in.h5", "/inputs/g", "never written")),
     "another program's file": (edit(lambda f: (f.__delitem__("inputs/A_log"), f["inputs"].create_dataset(
         "A_log", (2,), "f4", external=[("/etc/passwd", 0, 8)]))), [], ("in.h5", "/inputs/A_log", "--allow-external")),
@@ -171,7 +171,7 @@ def test_what_the_engine_does_not_take_is_told_before_it_is_read(files, capsys, 
     def read_nothing(self, *arguments):
         raise AssertionError("something was read")
 
-    monkeypatch.setattr(HostEngine, "forward", no_engine_for_this)
+    monkeypatch.setattr(HostEngine, "check", no_engine_for_this)
     monkeypatch.setattr(InputFile, "read", read_nothing)
     for more in ([], ["--dry-run"]):
         code = main(["run", str(source), str(output), "--engine", "numpy", *more])
@@ -288,7 +288,8 @@ def test_what_lies_outside_the_input_is_read_on_request(files, capsys):
         shape = file["inputs/k"].shape
         other["q"] = file["inputs/q"][...]
         del file["inputs/k"], file["inputs/q"]
-        file["inputs"].create_dataset("k", shape, "f4", external=[(str(source.parent / "k.bin"), 0, 4 * np.prod(shape))])
+        outside = [(str(source.parent / "k.bin"), 0, 4 * np.prod(shape))]
+        file["inputs"].create_dataset("k", shape, "f4", external=outside)
         file["inputs/q"] = h5py.ExternalLink("q.h5", "q")
     command = ["run", str(source), str(output), "--engine", "numpy"]
     assert main(command) == USAGE and not output.exists()

@@ -1,5 +1,10 @@
 """`input`: files from cases, captured tensors and texts, read back; wrong requests end with code 2 and no file."""
 
+import io
+import json
+import os
+import zipfile
+
 import numpy as np
 import pytest
 from oracle import assert_close, run, upcast
@@ -142,6 +147,85 @@ def test_unreadable_captures(tmp_path, capsys, suffix):
     assert not out.exists()
 
 
+def npz_of(path, members):
+    """An npz of raw members: {name: (header's shape, header's type, bytes behind it)}."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (shape, dtype, data) in members.items():
+            head = io.BytesIO()
+            np.lib.format.write_array_header_1_0(head, {"shape": shape, "fortran_order": False, "descr": dtype})
+            archive.writestr(f"{name}.npy", head.getvalue() + data)
+
+
+def good_members():
+    case = cases.make("ordinary", dtype="float32")
+    arrays = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta")}
+    return {name: (x.shape, "<f4", x.tobytes()) for name, x in arrays.items()}
+
+
+SIXTY_MB = bytes(60_000_000)
+# A good capture's tensor (shape, type, bytes) in whose place another stands, and what the refusal says.
+DECLARED = {
+    "another name": ({"zeros": ((15_000_000,), "<f4", SIXTY_MB)}, "zeros: expected tensors named"),
+    "a wrong shape": ({"v": ((15_000_000,), "<f4", SIXTY_MB)}, "/inputs/v: expected shape"),
+    "terabytes": ({"v": ((10**12, 2, 16), "<f4", b"")}, "v: expected an npz file of plain arrays"),
+    "less than nothing": ({"v": ((-70, -2, 16), "<f4", bytes(70 * 2 * 16 * 4))}, "v: expected an npz file of plain arrays"),
+    "an integer": ({"beta": ((70, 2), "<i8", bytes(70 * 2 * 8))}, "/inputs/beta: expected bfloat16"),
+    "a long text": ({"gate": ((), "<U700000", bytes(2_800_000))}, "got: one short text"),
+    "no array": ({}, "q: expected a tensor of that name, got none"),
+}
+
+
+@pytest.mark.parametrize("what", DECLARED)
+def test_a_capture_is_judged_by_what_it_declares(tmp_path, capsys, monkeypatch, what):
+    """Nothing is unpacked: a small file may unpack to gigabytes."""
+    def unpack(*_, **__):
+        raise AssertionError("a tensor was read")
+    monkeypatch.setattr(np.lib.format, "read_array", unpack)
+    others, text = DECLARED[what]
+    npz_of(tmp_path / "in.npz", good_members() | others if others else {})
+    err = refused(capsys, "--from", tmp_path / "in.npz", tmp_path / "out.h5")
+    assert f"{tmp_path}/in.npz: " in err and text in err and err.count("\n") == 1, err
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_a_capture_larger_than_the_memory_is_refused(tmp_path, capsys, monkeypatch):
+    npz_of(tmp_path / "in.npz", good_members())
+    monkeypatch.setattr("mpi_runner.resources.memory_available", lambda: 1000)
+    assert "fit in memory, 1000 bytes" in refused(capsys, "--from", tmp_path / "in.npz", tmp_path / "out.h5")
+
+
+def test_an_encrypted_capture_is_refused(tmp_path, capsys):
+    npz_of(tmp_path / "in.npz", good_members())
+    content = bytearray((tmp_path / "in.npz").read_bytes())
+    # The flag of encryption in the first entry of the central directory.
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "in.npz").write_bytes(content)
+    assert "got: an encrypted one" in refused(capsys, "--from", tmp_path / "in.npz", tmp_path / "out.h5")
+
+
+@pytest.mark.parametrize("tensors, text", [
+    ({"q": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}, "a tensor of a known type, got: type F8_E4M3"),
+    ({"q": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, "q: expected a tensor of a known type, got: type F4"),
+    ({"q": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}, "expected a safetensors file"),
+    ({"q": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "k: expected a tensor of that name, got q"),
+    ({"q": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 4]}}, "expected a safetensors file"),
+    ([], "expected a safetensors file"),
+], ids=["float8", "float4", "terabytes", "one", "overflow", "list"])
+def test_bad_safetensors_are_refused(tmp_path, capsys, tensors, text):
+    head = json.dumps(tensors).encode()
+    (tmp_path / "in.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"1234")
+    assert text in refused(capsys, "--from", tmp_path / "in.safetensors", tmp_path / "out.h5")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "loop"])
+@pytest.mark.parametrize("source", ["--from", "--from-text"])
+def test_sources_must_be_regular_files(tmp_path, capsys, kind, source):
+    path = tmp_path / "in.npz"
+    {"fifo": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path),
+     "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    assert f"{path}: expected a file of" in refused(capsys, source, path, tmp_path / "out.h5")
+
+
 def test_pickles_are_not_opened(tmp_path, capsys):
     path = tmp_path / "capture.npz"
     np.savez(path, q=np.array([{"a": 1}], object))
@@ -192,7 +276,7 @@ def test_wrong_requests(tmp_path, capsys):
     assert "--gate: expected without --case, which fixes" in refused(capsys, "--case", "ordinary", "--gate", "log", out)
     assert "K: expected integers of at least 1, got 0" in refused(capsys, "--case", "ordinary", "--K", 0, out)
     assert "dtype: expected bfloat16, " in refused(capsys, "--case", "ordinary", "--dtype", "int8", out)
-    assert "expected a file, got nothing" in refused(capsys, "--from-text", tmp_path / "missing", out)
+    assert "expected a file of text, got nothing" in refused(capsys, "--from-text", tmp_path / "missing", out)
     (tmp_path / "text").write_bytes(b"abc")
     text = tmp_path / "text"
     assert "--sequences: expected without --from-text" in refused(capsys, "--from-text", text, "--sequences", 2, out)

@@ -78,7 +78,7 @@ def test_small_values_after_large_ones(exponent, right):
     assert error(pair, "out", slice(64, None)) <= RIGHT and error(pair, "final_state") <= RIGHT
 
 
-@pytest.mark.parametrize("exponent, right", ((10, True), (17, True), (21, False), (24, False)))
+@pytest.mark.parametrize("exponent, right", ((10, True), (17, True), (21, True), (24, False)))
 def test_large_values_later_in_a_chunk(exponent, right):
     """The chunk's unit follows its largest value: what stands before it in the chunk loses digits."""
     case = make("weak", heads=2)
@@ -218,11 +218,10 @@ def test_a_rate_that_overflows(A_log, right):
 
 
 @pytest.mark.parametrize("name", ("q", "k"))
-@pytest.mark.parametrize("exponent, right", ((60, True), (64, False)))
-def test_keys_and_queries_whose_squares_overflow(name, exponent, right):
+@pytest.mark.parametrize("exponent", (60, 64, 120))
+def test_keys_and_queries_whose_squares_overflow(name, exponent):
     case = make("weak", tokens=40)
     large = getattr(case, name) * case.k.dtype.type(2.0**exponent)
     pair = results(replace(case, **{name: large}))
-    assert finite(pair[0]["out"]).all() == right
-    if right:
-        assert error(pair, "out") <= RIGHT
+    for name in ("out", "dq", "dk", "dg", "dbeta"):
+        assert error(pair, name) <= RIGHT, name

@@ -77,3 +77,53 @@ def test_a_share_is_placed_in_the_whole():
 @pytest.mark.parametrize("name", [name for name in cases.names() if not name.startswith("conv")])
 def test_every_case_passes(name):
     forward(cases.make(name))
+
+
+def results(case, save=True):
+    given, options = arguments(case)
+    return kda.forward(*given, **options, engine="numpy", save=save)
+
+
+def test_finite_results():
+    case = cases.make("packed")
+    fwd = results(case)
+    assert fwd.first_non_finite() is None and fwd.first_non_finite(kda.backward(fwd, case.d_out)) is None
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_the_first_output_that_is_not_finite(save):
+    case = cases.make("packed")
+    # Sequences of 33, 16, 48 and 5 tokens.
+    case.v[40, 1, 3] = np.nan
+    found = results(case, save).first_non_finite()
+    assert found == kda.NonFinite("out", 9, sequence=1, head=1, token=7)
+
+
+def test_the_first_output_of_a_batch():
+    x = np.ones((3, 4, 2, 5), "f4")
+    v = x.copy()
+    v[1, 2, 1] = np.inf
+    found = kda.forward(x, x, v, -x, x[..., 0], engine="numpy").first_non_finite()
+    assert (found.tensor, found.sequence, found.head, found.token) == ("out", 1, 1, 2)
+
+
+def test_gradients_that_are_not_finite():
+    case = cases.make("packed")
+    fwd = results(case)
+    d_out = case.d_out.copy()
+    d_out[40, 0] = np.nan
+    found = fwd.first_non_finite(kda.backward(fwd, d_out))
+    assert (found.tensor, found.sequence, found.head, found.token) == ("dq", 1, 0, 7)
+    grads = kda.backward(fwd, case.d_out)
+    grads.d_initial_state[2, 1, 0, 0] = np.inf
+    assert fwd.first_non_finite(grads) == kda.NonFinite("d_initial_state", 1, sequence=2, head=1, token=None)
+    grads = kda.backward(fwd, case.d_out)
+    grads.ddt_bias[1, 4] = np.nan
+    assert fwd.first_non_finite(grads) == kda.NonFinite("ddt_bias", 1, sequence=None, head=1, token=None)
+
+
+def test_a_state_alone_that_is_not_finite():
+    case = cases.make("packed")
+    fwd = results(case)
+    fwd.final_state[3, 0, 2, 2] = np.nan
+    assert fwd.first_non_finite() == kda.NonFinite("final_state", 1, sequence=3, head=0, token=None)

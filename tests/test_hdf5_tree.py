@@ -103,7 +103,7 @@ def test_links_within_the_file_are_followed(edited):
     assert reads_k(edited(linked_k(h5py.SoftLink("/there"))))
 
 
-@pytest.mark.parametrize("link", [h5py.ExternalLink("other.h5", "k"), h5py.SoftLink("/beside/k")], ids=["straight", "soft"])
+@pytest.mark.parametrize("link", [h5py.ExternalLink("other.h5", "k"), h5py.SoftLink("/beside/k")], ids=["to", "by way"])
 def test_links_to_other_files_are_followed_on_request(edited, link):
     path = edited(linked_k(link))
     refused(path, "/inputs/k: expected values in this file, got a link to another file .--allow-external reads it.")

@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "version", "threads", "subnormals"},
     {"misnamed", "options"},
-    {"arrays", "chunk_table"},
+    {"arrays", "chunk_table", "regular_file"},
     {"layout", "compare"},
     {"gate", "affine", "cases"},
-    {"layer", "captured"},
-    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite"},
+    {"layer", "capture_files", "captured"},
+    {"reference", "scan", "chunked", "partition", "decay", "conv", "finite", "chunk_states"},
     {"device", "hdf5"},
     {"engines"},
     {"api"},

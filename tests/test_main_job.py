@@ -83,7 +83,7 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
         assert kda.compare(behind[rank - 1], gradient[0]) < 1e-12
 
 
-@pytest.mark.parametrize("ranks, io", [(1, "gather"), (3, "gather"), (3, "shards")])
+@pytest.mark.parametrize("ranks, io", [(1, "gather"), (3, "auto"), (3, "gather"), (3, "shards")])
 def test_results_that_are_not_finite_are_reported(folder, ranks, io):
     case = cases.make("ragged", dtype="f4")
     bounds, V = case.cu_seqlens, case.v.shape[2]
@@ -102,6 +102,12 @@ def test_results_that_are_not_finite_are_reported(folder, ranks, io):
         "outputs/out": {"count": int((~np.isfinite(out)).sum()), "first": {"sequence": sequence, "head": 0, "token": 5}},
         "outputs/final_state": {"count": int((~np.isfinite(states)).sum()), "first": {"sequence": sequence, "head": 1}}}
     assert told["outputs/out"]["count"] > heads * V
+
+
+@pytest.mark.parametrize("ranks, unseen", [(1, False), (2, False), (5, False), (3, True)])
+def test_every_rank_writes_its_own_rows(folder, ranks, unseen):
+    done = launch(ranks, TESTS / "mpi" / "direct_output.py", folder / "direct.h5", *["unseen"] * unseen)
+    assert result_of(done) == {"wrong": [], "not_finite": 0}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

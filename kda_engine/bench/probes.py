@@ -163,7 +163,7 @@ def main(arguments=None):
     parser.add_argument("--chunks", type=int, default=4096, help="chunks of 16 tokens that a block works through")
     parser.add_argument("--rounds", type=int, default=512, help="rounds of 8 and of 40 products")
     given = parser.parse_args(arguments)
-    multiprocessors = current().multiprocessors
+    multiprocessors = current().target.multiprocessors
     # What the L2 cache has to give does not matter to a few; all are measured too.
     few, every = Probes(multiprocessors // 8 * 2), Probes(multiprocessors // 2 * 2)
     errors = few.check()

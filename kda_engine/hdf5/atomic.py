@@ -7,11 +7,16 @@ import stat
 from contextlib import contextmanager, suppress
 
 import h5py
+import numpy as np
 
 from ..errors import InputError
+from ..regular_file import what_is
 from . import types
-from .opening import what_is
 from .schema import FORMAT, FORMAT_VERSION
+
+# Larger objects start on a multiple of this many bytes. Then no page of a file that several ranks write to holds the
+# data of two of them; some network file systems lose such writes.
+ALIGNMENT = 1 << 16
 
 # Failures of the disk or the machine; every other one is about the name that was asked for.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
@@ -38,7 +43,8 @@ class AtomicFile:
         self._open, self.root = True, None
         try:
             # The format of 1.10 and later keeps checksums of its own structures, the older one does not.
-            self.root = h5py.File(self._sink, "w", libver=("v110", "v110"), rdcc_nbytes=types.CHUNK_CACHE_BYTES)
+            self.root = h5py.File(self._sink, "w", libver=("v110", "v110"), rdcc_nbytes=types.CHUNK_CACHE_BYTES,
+                                  alignment_threshold=ALIGNMENT, alignment_interval=ALIGNMENT)
             types.put_text(self.root.attrs, "format", FORMAT)
             types.put_text(self.root.attrs, "kind", kind)
             self.root.attrs["format_version"] = FORMAT_VERSION
@@ -172,8 +178,8 @@ class _Sink:
 
     def __init__(self, path, like=None):
         """like: os.stat_result of the file whose mode, and owner if possible, this one is to have."""
-        # Nobody may read meanwhile what the old file hides.
-        mode = 0o666 if like is None else stat.S_IMODE(like.st_mode) & 0o600
+        # Nobody else may read meanwhile what the old file hides.
+        mode = 0o666 if like is None else 0o600
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         self.error = None
         self._discarding = False
@@ -221,9 +227,20 @@ class _Sink:
         os.close(self.descriptor)
 
     def _write_all(self, view):
+        if self._is_hole(view):
+            os.ftruncate(self.descriptor, self._position + len(view))
+            return
         done = 0
         while done < len(view):
             done += os.pwrite(self.descriptor, view[done:], self._position + done)
+
+    def _is_hole(self, view):
+        """Whether these are zeros behind the file's end, which read as zeros without being written.
+
+        HDF5 writes such zeros where it gives all chunks of a dataset their places at once.
+        """
+        return (len(view) >= ALIGNMENT and self._position >= os.fstat(self.descriptor).st_size
+                and not np.frombuffer(view, np.uint8).any())
 
     def _attempt(self, action, *arguments):
         """Do it unless something failed before; a failure is kept, and HDF5 goes on none the wiser."""

@@ -1,6 +1,7 @@
 """Input files: a strict reader that hands out rows, and the writer."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -8,13 +9,16 @@ from ..arrays import FLOAT_TYPES
 from ..cases import Case, Convolution
 from ..errors import InputError
 from ..options import Options
-from . import schema, types
+from . import direct, schema, types
 from .atomic import AtomicFile
 from .opening import digest, reading
 from .tree import open_tree
 from .trial import Trial
 
 __all__ = ["InputFile", "digest", "write_input"]
+
+# Bytes of a dataset from which on it is read beside the HDF5 library.
+_LARGE = 1 << 20
 
 _KNOWN = (*schema.PER_TOKEN, *schema.PARAMETERS, *schema.STATES, "cu_seqlens")
 _KNOWN_CONV = tuple(f"{x}_{part}" for x in schema.CONV_CHANNELS for part in ("weight", "bias"))
@@ -26,12 +30,14 @@ class InputFile:
     options: `Options` of the operator. T, H, HV, K, V, N: sizes. cu_seqlens: NumPy int64 [N+1].
     dtypes: NumPy type of each float dataset by name ("q", ..., "conv/q_weight"). conv: `cases.Convolution` or None.
     path: as given. allow_external: follow links to other files and read values stored outside HDF5 files; else both are
-    refused. Context manager. Raises InputError naming the file, the dataset, what was expected and what came;
-    the reading methods too (a failed checksum, a file cut short).
+    refused. threads: read large datasets side by side. poll: called now and then while they read; may raise.
+    Context manager. Raises InputError naming the file, the dataset, what was expected and what came; the reading
+    methods too (a failed checksum, a file cut short).
     """
 
-    def __init__(self, path, allow_external=False, trial=None):
-        self.path = os.fspath(path)
+    def __init__(self, path, allow_external=False, trial=None, threads=1, poll=lambda: None):
+        self.path, self._poll = os.fspath(path), poll
+        self._pool, self._descriptor, self._places = ThreadPoolExecutor(threads), None, {}
         trial = trial or Trial(self.path, "inputs", allow_external)
         self._tree = open_tree(self.path, ("input", "golden"), trial)
         try:
@@ -73,6 +79,10 @@ class InputFile:
                     repeated_keys=repeated_keys)
 
     def close(self):
+        self._pool.shutdown()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
         self._tree.close()
 
     def __enter__(self):
@@ -85,8 +95,23 @@ class InputFile:
         return f"{self.path}: /inputs/{name}"
 
     def _read(self, name, start, stop):
+        dataset = self._datasets[name]
         with reading(self.path, f"/inputs/{name}"):
-            return types.read_rows(self._datasets[name], self.dtypes[name], start, stop)
+            # The library takes one thread at a time; small datasets are not worth another way.
+            if dataset.nbytes >= _LARGE and (places := self._places_of(name)) is not None:
+                rows = direct.read_rows(self._descriptor, places, start, stop, self._where(name), self._pool, self._poll)
+                return rows.view(self.dtypes[name]).reshape((stop - start,) + dataset.shape[1:])
+            return types.read_rows(dataset, self.dtypes[name], start, stop)
+
+    def _places_of(self, name):
+        """Where the rows of a dataset lie in the file, None where the library has to read them; looked up once."""
+        if name not in self._places:
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            here, there = os.stat(self._descriptor), os.stat(self._datasets[name].file.filename)
+            same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+            self._places[name] = direct.RowPlaces.of(self._datasets[name]) if same else None
+        return self._places[name]
 
     def _find_datasets(self):
         tree, found = self._tree, {}
@@ -164,6 +189,11 @@ def write_input(path, *, q, k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=
         with file.writing():
             inputs.put(file.root)
         file.commit()
+
+
+def check_arguments(path, *, cu_seqlens=None, conv=None, options=Options(), **arrays):
+    """Raise InputError where `write_input` would for these arguments; of arrays only shapes and types are looked at."""
+    CheckedInputs(os.fspath(path), arrays, cu_seqlens, conv, options)
 
 
 class CheckedInputs:

@@ -22,8 +22,8 @@ def is_virtual(file, address):
     read = lambda at, size: _read(descriptor, base + at, size)
     try:
         # Version 3 is the first whose layout can be virtual; there the class follows the version.
-        layouts = [data for kind, data in _messages(read, address) if kind == _LAYOUT]
-        return any(data[0] >= 3 and data[1] == _VIRTUAL for data in layouts)
+        layout = next((data for kind, data in _messages(read, address) if kind == _LAYOUT), None)
+        return layout is not None and layout[0] >= 3 and layout[1] == _VIRTUAL
     except (ValueError, IndexError, OverflowError, OSError):
         return None
 

@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-import stat
 from contextlib import contextmanager
 
 import h5py
 import numpy as np
 
 from ..errors import InputError
+from ..regular_file import check_regular
 from . import types
 from .schema import FORMAT, FORMAT_VERSION
 
@@ -37,28 +37,10 @@ def reading(path, name):
     except InputError:
         raise
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
-        # The checksum and the compression are HDF5's only filters here.
-        what = "data that match their checksum, got a mismatch" if "filter" in str(error) else \
+        # Checksum and compression are the filters of this package's files; so HDF5 says that one of them failed.
+        what = "data that match their checksum, got a mismatch" if "filter returned failure" in str(error) else \
             f"readable data, got: {str(error) or type(error).__name__}"
         raise InputError(f"{path}: {name}: expected {what}") from error
-
-
-def check_regular(path, expected="a file"):
-    """Raise InputError unless `path` leads to a regular file: opening a fifo or a device may wait for ever."""
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected {expected}, got nothing") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: expected {expected}, got: {getattr(error, 'strerror', error)}") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: expected {expected}, got {what_is(mode)}")
-
-
-def what_is(mode):
-    """What a file of this mode is, when it is no regular one."""
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def open_hdf5(path):

@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..layout import check_cu_seqlens
 from . import schema, types
 from .atomic import AtomicFile
+from .direct import RowPlaces
 from .opening import reading
 from .shards import link, read_manifest, remove_replaced, sharded_rows
 from .tree import open_tree
@@ -32,10 +33,19 @@ class ResultWriter:
         """The final, absolute path."""
         return self._file.path
 
-    def create(self, name, shape, dtype):
-        """A dataset to be filled by `write`; names such as "outputs/out", "grads/dq", "boundary/M"."""
+    def create(self, name, shape, dtype, early=False):
+        """A dataset to be filled by `write`; names such as "outputs/out", "grads/dq", "boundary/M".
+
+        early: it may also be filled by `ChunkWriter`, from any process.
+        """
         with self._file.writing():
-            self._datasets[name] = types.create(self._file.root, name, shape, dtype)
+            self._datasets[name] = types.create(self._file.root, name, shape, dtype, early=early)
+
+    def shared(self):
+        """(name of the temporary file, {name: `RowPlaces`} of all datasets with rows): what a `ChunkWriter` needs."""
+        self._file.flush()
+        places = {name: RowPlaces.of(dataset) for name, dataset in self._datasets.items() if dataset.size}
+        return self._file.temporary, places
 
     def write(self, name, start, rows):
         """Put NumPy `rows`, of the dataset's type, at rows [start, start + len(rows)) of the first axis."""

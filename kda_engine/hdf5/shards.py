@@ -157,8 +157,8 @@ class ShardedRows:
         self.dtype, tail = parts[0].dtype, parts[0].shape[1:]
         for part in parts:
             if (part.first, part.shape, part.dtype) != (rows, (part.count,) + tail, self.dtype):
-                raise InputError(f"{part.file}: /{name}: expected {self.dtype} {(part.count,) + tail} from row {rows} on, "
-                                 f"got {part.dtype} {part.shape} from row {part.first} on")
+                raise InputError(f"{part.file}: /{name}: expected {self.dtype} {(part.count,) + tail} from row {rows} "
+                                 f"on, got {part.dtype} {part.shape} from row {part.first} on")
             rows += part.count
         self.shape = (rows,) + tail
 

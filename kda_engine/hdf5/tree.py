@@ -33,12 +33,13 @@ class Tree:
     """The groups and datasets of `file`, an open h5py.File, by names such as "inputs/conv/q_weight".
 
     path: for messages. trial: the `Trial` that is made before a virtual dataset is opened; it also says whether links to
-    other files and values outside HDF5 files are followed. The methods raise InputError naming the file, the object, what was expected and what came.
+    other files and values outside HDF5 files are followed. The methods raise InputError naming the file, the object,
+    what was expected and what came.
     """
 
     def __init__(self, path, file, trial):
         self.path, self.file, self.allow_external = os.fspath(path), file, trial.allow_external
-        self._trial, self._others = trial, []
+        self._trial, self._others, self._groups = trial, [], {}
         # Results are read by commands that have no such option.
         self.hint = " (--allow-external reads it)" if trial.reader == "inputs" else ""
 
@@ -107,7 +108,14 @@ class Tree:
 
     def _find(self, name):
         with opening.reading(self.path, f"/{name}"):
-            return self._follow(self.file["/"], name, name, 0)
+            folder, _, leaf = name.rpartition("/")
+            # One group holds many datasets.
+            found = self._groups.get(folder)
+            if found is None:
+                found = self._follow(self.file["/"], folder, name, 0)
+                if isinstance(found, h5py.Group):
+                    self._groups[folder] = found
+            return None if found is None else self._follow(found, leaf, name, 0)
 
     def _follow(self, group, name, asked, links):
         """The object that `name` leads to from an h5py.Group; None when a part of the name does not exist."""

@@ -9,7 +9,7 @@ import json
 
 import h5py
 import numpy as np
-from h5py import h5s, h5t
+from h5py import h5d, h5p, h5s, h5t
 
 from ..arrays import BFLOAT16, FLOAT_TYPES
 
@@ -65,16 +65,20 @@ def chunk_shape(shape, itemsize):
     return tuple(reversed(chunk))
 
 
-def create(group, name, shape, dtype, compress=False):
+def create(group, name, shape, dtype, compress=False, early=False):
     """A new dataset (with the groups on its way) for values of `dtype`, in chunks under fletcher32.
 
-    compress: gzip with byte shuffling, for small files that are kept. Raises ValueError when the name is taken.
+    compress: gzip with byte shuffling, for small files that are kept. early: all chunks get their places now, so that
+    they can be written beside the library (`direct.write_chunk`). Raises ValueError when the name is taken.
     """
     chunks = chunk_shape(shape, np.dtype(dtype).itemsize)
     filters = {} if chunks is None else {"chunks": chunks, "fletcher32": True}
     if compress and chunks is not None:
         filters |= {"compression": "gzip", "shuffle": True}
-    return group.create_dataset(name, shape, dtype=h5py.Datatype(file_type(dtype)), **filters)
+    properties = h5p.create(h5p.DATASET_CREATE)
+    if early:
+        properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    return group.create_dataset(name, shape, dtype=h5py.Datatype(file_type(dtype)), dcpl=properties, **filters)
 
 
 def read_rows(dataset, dtype, start, stop):

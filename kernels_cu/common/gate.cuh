@@ -1,14 +1,11 @@
-// Gate and beta forms: raw g and beta to log decay and write strength. The numbers of the forms are those of
-// kda_engine/engines/cuda.py.
+// Gate and beta forms: raw g and beta to log decay and write strength. A form's number is its place in GATES and BETAS of
+// kda_engine/options.py.
 #pragma once
 
 #include "common/math.cuh"
 
 enum class GateForm : int { kLowerBound = 0, kSoftplus = 1, kLog = 2 };
 enum class BetaForm : int { kLogit = 0, kLogit2 = 1, kValue = 2 };
-
-// Under the root of the q/k norm.
-constexpr float kNormEpsilon = 1e-6f;
 
 // Natural log decay of one channel, at most 0; -inf is legal. rate is exp(A_log), bias dt_bias (1 and 0 where absent).
 __device__ inline float log_decay(GateForm form, float g, float rate, float bias, float lower_bound) {

@@ -28,9 +28,12 @@ __device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, flo
     return {rate * dx, dx == 0.0f ? 0.0f : dx * x};
 }
 
-// Gradient of raw beta from that of the activated one.
-__device__ inline float beta_adjoint(BetaForm form, float d, float beta) {
+// Gradient of raw beta. along: the gradient of the activated beta times that beta, which is how it comes out of what the
+// token writes; strength: the activated beta.
+__device__ inline float beta_adjoint(BetaForm form, float along, float strength, float raw) {
+    // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
+    const float d = strength == 0.0f ? 0.0f : along / strength;
     if (form == BetaForm::kValue) return d;
-    const float slope = sigmoid_slope(beta);
+    const float slope = sigmoid_slope(raw);
     return d * (form == BetaForm::kLogit ? slope : 2.0f * slope);
 }

@@ -7,8 +7,8 @@ __device__ inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 __device__ inline double softplus(double x) { return fmax(x, 0.0) + log1p(exp(-fabs(x))); }
 
-// A number that the log decay of a channel falls with: the least of a token's channels has the largest log decay. Its
-// last digit is rounded downwards, and so that of the log decay upwards.
+// Sort key of a channel: the log decay falls as it grows, so the channel with the smallest key decays least. Rounded down,
+// which makes the log decay computed from it an upper bound.
 __device__ inline float gate_argument(GateForm form, float g, float bias) {
     return form == GateForm::kLog ? -g : __fadd_rd(g, bias);
 }

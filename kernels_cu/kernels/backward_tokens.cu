@@ -13,6 +13,7 @@
 // turn. Products run on the tensor cores, a warp for 32 channels, over tiles of kTile value columns; then every thread
 // has one channel. Sums run in a fixed order. Dynamic shared memory: kPassing + 2 * kChannelFloats floats.
 #include "common/gate_adjoint.cuh"
+#include "common/warp.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
 #include "tile/portable/backward_pairs.cuh"
@@ -20,6 +21,7 @@
 #include "tile/portable/operands.cuh"
 #include "tile/shared/element.cuh"
 #include "tile/shared/mma_float32.cuh"
+#include "tile/shared/norm.cuh"
 #include "varlen/chunk.cuh"
 
 namespace {
@@ -27,7 +29,6 @@ namespace {
 constexpr int kThreads = kKeySize;
 constexpr int kWarps = kThreads / 32;
 constexpr int kTokensPerWarp = kChunk / kWarps;
-constexpr u32 kAllLanes = 0xffffffffu;
 
 constexpr int kTile = 64;
 // 16 (mod 32): the rows of a float4 fragment load lie in different banks.
@@ -41,12 +42,6 @@ constexpr int kChannelFloats = kChunk * kStride;
 constexpr int kPassing = 3 * (kTileFloats > kChannelFloats ? kTileFloats : kChannelFloats);
 
 static_assert(kWarps >= 2, "one warp for dP, another for dG");
-
-__device__ float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-    return x;
-}
 
 // Four neighbours in memory.
 struct alignas(4 * sizeof(Element)) ElementQuad {
@@ -128,6 +123,22 @@ struct WarpRows {
     }
 };
 
+// The reciprocal norm of a token whose squares overflow, by a warp. row: this lane's first channel of it, of which there
+// are `inside` from there on. A function of its own: it is hardly ever called, and registers are scarce.
+__device__ __noinline__ float factor_of_large(const Element* row, int inside) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < inside; j += 32) {
+        const float x = kShrink * to_float(row[j]);
+        sum = fmaf(x, x, sum);
+    }
+    return kShrink * reciprocal_norm_of_shrunk(warp_sum(sum));
+}
+
+__device__ float norm_factor(float square, const Element* row, int inside) {
+    return squares_overflow(square) ? factor_of_large(row, inside) : reciprocal_norm(square);
+}
+
 __device__ float4 load4(const float* at) { return *reinterpret_cast<const float4*>(at); }
 
 }  // namespace
@@ -165,10 +176,12 @@ backward_tokens(const Element* q, const Element* k, const Element* g, const Elem
         const WarpRows keys(k + of_warp, key_stride, tokens_of_warp, key_size - lane);
 #pragma unroll
         for (int i = 0; i < kTokensPerWarp; ++i) {
-            const float query_square = queries.square(i), key_square = keys.square(i);
+            const i64 row = of_warp + i * key_stride;
+            const float of_query = norm_factor(queries.square(i), q + row, key_size - lane);
+            const float of_key = norm_factor(keys.square(i), k + row, key_size - lane);
             if (lane == 0) {
-                query_factor[warp * kTokensPerWarp + i] = qk_l2norm ? 1.0f / sqrtf(query_square + kNormEpsilon) : 1.0f;
-                key_factor[warp * kTokensPerWarp + i] = qk_l2norm ? 1.0f / sqrtf(key_square + kNormEpsilon) : 1.0f;
+                query_factor[warp * kTokensPerWarp + i] = qk_l2norm ? of_query : 1.0f;
+                key_factor[warp * kTokensPerWarp + i] = qk_l2norm ? of_key : 1.0f;
             }
         }
     }
@@ -330,9 +343,8 @@ backward_tokens(const Element* q, const Element* k, const Element* g, const Elem
                 const i64 at = (place.token + token) * value_heads + value_head;
                 const float raw = to_float(beta[at]);
                 const float strength = activate_beta(static_cast<BetaForm>(beta_form), raw);
-                // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
-                const float d = strength == 0.0f ? 0.0f : sum / strength / strength;
-                from_float(dbeta[at], beta_adjoint(static_cast<BetaForm>(beta_form), d, raw));
+                from_float(dbeta[at],
+                           beta_adjoint(static_cast<BetaForm>(beta_form), sum / strength, strength, raw));
             }
         }
         __syncthreads();

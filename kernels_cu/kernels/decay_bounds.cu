@@ -22,23 +22,22 @@
 // squares are summed in float32 rounded upwards, which raises norms and with them m. All that follows is float64, one
 // token a lane, in a fixed order; what it may lose is far below kAbove, by which every term of a bound is raised. A sum
 // of squares beyond float32 makes a bound infinite or NaN, which certifies nothing.
-#include "common/gate_wide.cuh"
 #include "common/shape.cuh"
-#include "ptx/convert.cuh"
+#include "common/warp.cuh"
+#include "tile/shared/decay_bound.cuh"
 #include "tile/shared/element.cuh"
+#include "tile/shared/norm.cuh"
 
 namespace {
 
 enum class Quantity : int { kBounds = 0, kState = 1, kGradient = 2, kSampledLast = 3, kSampledFirst = 4 };
 
 constexpr int kWarps = 8;
-constexpr u32 kAllLanes = 0xffffffffu;
 constexpr int kHalf = 16;
 static_assert(kChunk == kHalf, "one lane of a half warp a token");
 // Tokens whose rows a half warp has under way at a time.
 constexpr int kTogether = 4;
 constexpr int kVector = 16 / sizeof(Element);
-constexpr double kAbove = 1.0 / (1ll << 40);
 
 template <int kWidth>
 struct alignas(sizeof(Element) * kWidth) Channels {
@@ -53,16 +52,11 @@ struct Rows {
 };
 
 // The least gate argument of a token. bias: dt_bias of the head or null.
-struct Least {
-    GateForm form;
+struct Least : LeastArgument {
     const float* bias;
 
-    __device__ static float none() { return __uint_as_float(0x7f800000u); }
-    __device__ static float combine(float x, float y) { return min_nan(x, y); }
+    __device__ Least(GateForm form, const float* bias) : LeastArgument{form}, bias(bias) {}
     __device__ float shift(int channel) const { return bias != nullptr ? bias[channel] : 0.0f; }
-    __device__ float fold(float least, float g, float shift) const {
-        return min_nan(least, gate_argument(form, g, shift));
-    }
 };
 
 // The sum of squares of a token, or a little more.
@@ -149,9 +143,6 @@ __device__ double sum_through(double x) {
     return x;
 }
 
-// Above x by more than its rounding errors; -inf and NaN stay what they are.
-__device__ double raised(double x) { return x * (x < 0.0 ? 1.0 - kAbove : 1.0 + kAbove); }
-
 // What is zero stays zero, however far it is passed on.
 __device__ double passed_on(double reach, double size) { return size == 0.0 ? 0.0 : exp(reach) * size; }
 
@@ -199,27 +190,24 @@ decay_bounds(const Element* q, const Element* k, const Element* v, const Element
         };
 
         const Rows gates = rows_of(g, value_heads, value_head, key_size);
-        const float argument = of_own_token(gates, looked_through, Least{form, bias});
+        const float argument = of_own_token(gates, looked_through, Least(form, bias));
         float keys = 0.0f, values = 0.0f, queries = 0.0f;
         const auto squares = [&](const Rows& rows) { return of_own_token(rows, length, Squares{}); };
         if (k != nullptr && !sampled) keys = squares(rows_of(k, key_heads, head, key_size));
         if (adds) values = squares(rows_of(v, value_heads, value_head, value_size));
         if (wanted == Quantity::kGradient) queries = squares(rows_of(q, key_heads, head, key_size));
-        const double slowest = log_decay_at(form, argument, rate, lower_bound);
         if (sampled) {
-            sum += chunk_sum(real ? length * slowest : 0.0);
+            sum += chunk_sum(real ? length * log_decay_at(form, argument, rate, lower_bound) : 0.0);
             continue;
         }
-        double m = raised(slowest), strength = 0.0, key_square = 0.0;
+        double m = slowest_log_decay(form, argument, rate, lower_bound), strength = 0.0, key_square = 0.0;
         if (k != nullptr) {
             key_square = normed(keys);
             if (real) {
                 const float raw = to_float(beta[(first + threadIdx.x % kChunk) * value_heads + value_head]);
                 strength = activate_beta(static_cast<BetaForm>(beta_form), static_cast<double>(raw));
             }
-            const double growth = raised(fabs(1.0 - strength * key_square));
-            // NaN is not at most 1.
-            if (!(growth <= 1.0)) m += log(growth);
+            m += log_growth(strength, key_square);
         }
         if (!real) m = 0.0;
         const double chunk_log = chunk_sum(m);

@@ -15,10 +15,12 @@
 // after j to the middle are built by additions only, and both are at most 0. A log decay of -inf or of thousands then
 // is exact, and no mask is applied after an exponential.
 #include "common/gate.cuh"
+#include "common/warp.cuh"
 #include "ptx/convert.cuh"
 #include "tile/portable/operands.cuh"
 #include "tile/shared/element.cuh"
 #include "tile/shared/mma_float32.cuh"
+#include "tile/shared/norm.cuh"
 #include "varlen/chunk.cuh"
 
 namespace {
@@ -30,7 +32,6 @@ constexpr int kChannelsPerLane = kKeySize / 32;
 // Eight floats of padding put the rows of a fragment load into different banks.
 constexpr int kStride = kKeySize + 8;
 constexpr int kSquareStride = kChunk + 1;
-constexpr u32 kAllLanes = 0xffffffffu;
 
 // A lane's channels of one token, neighbours in memory.
 struct alignas(sizeof(float) * kChannelsPerLane <= 16 ? sizeof(float) * kChannelsPerLane : 16) Channels {
@@ -56,10 +57,19 @@ __device__ Channels load_channels(const Element* row, int first, int inside, boo
     return channels;
 }
 
-__device__ float warp_sum(float x) {
+__device__ float dot(const Channels& x, const Channels& y) {
+    float sum = 0.0f;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-    return x;
+    for (int j = 0; j < kChannelsPerLane; ++j) sum = fmaf(x.at[j], y.at[j], sum);
+    return warp_sum(sum);
+}
+
+// The reciprocal norm of a token whose squares overflow, by all lanes.
+__device__ float factor_of_large(const Channels& x) {
+    Channels shrunk;
+#pragma unroll
+    for (int j = 0; j < kChannelsPerLane; ++j) shrunk.at[j] = kShrink * x.at[j];
+    return kShrink * reciprocal_norm_of_shrunk(dot(shrunk, shrunk));
 }
 
 // Sums over the first `place + 1` (kUp) or the last `kHalf - place` tokens of a half, which sit four lanes apart.
@@ -183,19 +193,26 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
         key_square = warp_sum(key_square);
         query_square = warp_sum(query_square);
         key_query = warp_sum(key_query);
-        const float key_factor = qk_l2norm ? rsqrtf(key_square + kNormEpsilon) : 1.0f;
-        const float query_factor = scale * (qk_l2norm ? rsqrtf(query_square + kNormEpsilon) : 1.0f);
+        float key_factor = 1.0f, query_factor = scale;
+        bool large = false;
+        if (qk_l2norm) {
+            large = squares_overflow(key_square) || squares_overflow(query_square);
+            key_factor = squares_overflow(key_square) ? factor_of_large(key) : reciprocal_norm(key_square);
+            query_factor *= squares_overflow(query_square) ? factor_of_large(query) : reciprocal_norm(query_square);
+        }
+        float own = key_query * key_factor * query_factor;
 #pragma unroll
         for (int j = 0; j < kChannelsPerLane; ++j) {
             key.at[j] *= key_factor;
             query.at[j] *= query_factor;
         }
+        if (large) own = dot(key, query);
         const int at = row * kStride + first_channel;
         *reinterpret_cast<Channels*>(keys + at) = key;
         *reinterpret_cast<Channels*>(queries + at) = query;
         *reinterpret_cast<Channels*>(decays + at) = decay;
         if (lane == 0) {
-            attend[row * kSquareStride + row] = key_query * key_factor * query_factor;
+            attend[row * kSquareStride + row] = own;
             active_beta[row] = real ? activate_beta(static_cast<BetaForm>(beta_form),
                                                     to_float(beta[token * value_heads + value_head]))
                                     : 0.0f;

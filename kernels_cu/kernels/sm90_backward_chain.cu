@@ -4,9 +4,10 @@
 //   per chunk of 16 tokens, with the operands of tile/fused/prepare.cuh and dS [128, columns] carried in float32:
 //     dU = scale P^T dO + Kr dS,  X = N^T dU,  dS <- Diag(e^gamma_C) dS + scale Q+^T dO - K+^T Diag(beta) X
 //
-//   dV = Diag(beta) X is left to those who want it: float16 would lose it where beta is small.
+//   dV = Diag(beta) X is left to the gradients' kernel: float16 would lose it where beta is small.
 //
-// KDA_SAVES 1: also writes the records of tile/fused/record.cuh: dS behind every tile, X of every token.
+// KDA_SAVES 1: also writes the records of tile/fused/record.cuh: dS behind every tile, X of every token, and with their
+// units the largest |dO| of every chunk by 16 value columns.
 //
 // In:  q, k [T,H,128], d_out, g [T,HV,128], beta [T,HV] of one 16-bit type, contiguous, 16-byte aligned; A_log [HV],
 //      dt_bias [HV,128] float32 or null; d_final_state [N,HV,128,128] float32 or null; pieces and, null or not,

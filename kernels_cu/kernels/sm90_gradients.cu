@@ -24,6 +24,7 @@
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
 #include "common/gate_adjoint.cuh"
+#include "common/warp.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "tile/fused/gradient_deep.cuh"
@@ -32,7 +33,6 @@
 
 namespace {
 
-constexpr u32 kAllLanes = 0xffffffffu;
 constexpr bool kGrouped = KDA_GROUPED != 0;
 
 // A lane's ldmatrix address in a token record, for value columns 16 step on and 16 tokens of a chunk: matrices (value
@@ -119,7 +119,7 @@ template <bool kAlike>
 __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors& factors, int matrix, int rows,
                                 int columns, int lane) {
     const auto factor = [&](int step) {
-        return factors.get((matrix == 0 ? kOfOut : kOfValues) + rows, step) * factors.get(kOfWrites + columns, step);
+        return factors.get((matrix == 0 ? kOfOut : kOfX) + rows, step) * factors.get(kOfWrites + columns, step);
     };
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
@@ -129,7 +129,7 @@ __device__ void multiply_tokens(float (&block)[2][4], u32 shared, const Factors&
                                                SwizzledTile::rows_first(lane), step, SwizzledTile::kBytes));
         } else {
             u32 x[4];
-            ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, rows, lane));
+            ldmatrix_transposed(x, token_blocks(shared + Tile::kX, step, rows, lane));
             a[0] = x[0], a[1] = x[2], a[2] = x[1], a[3] = x[3];
         }
         ldmatrix_transposed(b, token_blocks(shared + Tile::kWrites, step, columns, lane));
@@ -198,8 +198,8 @@ struct StateProducts {
                 float of_step = factor(kOfState, kOfOut + chunk);
                 add_product<kAlike>(d_query[2 * chunk], state, x[0], x[2], of_step);
                 add_product<kAlike>(d_query[2 * chunk + 1], state, x[1], x[3], of_step);
-                ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, step, chunk, lane));
-                of_step = -factor(kOfState, kOfValues + chunk);
+                ldmatrix_transposed(x, token_blocks(shared + Tile::kX, step, chunk, lane));
+                of_step = -factor(kOfState, kOfX + chunk);
                 add_product<kAlike>(d_key[2 * chunk], state, x[0], x[1], of_step);
                 add_product<kAlike>(d_key[2 * chunk + 1], state, x[2], x[3], of_step);
                 ldmatrix_transposed(x, token_blocks(shared + Tile::kWrites, step, chunk, lane));
@@ -222,7 +222,7 @@ struct StateProducts {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const float of_query = of_state * factors.get(kOfOut + n / 2, 0);
-            const float of_key = -of_state * factors.get(kOfValues + n / 2, 0);
+            const float of_key = -of_state * factors.get(kOfX + n / 2, 0);
             const float of_key_out = of_gradient * factors.get(kOfWrites + n / 2, 0);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -234,9 +234,10 @@ struct StateProducts {
     }
 };
 
-// Units of decays up to which the pairs share factors. Of a token: by e^-4 its gradient is so small beside what cancels
-// that of its digits two are left.
-constexpr float kMostOfSharedToken = 4.0f * kLog2E * kGateScale;
+// Units of decays up to which the pairs share factors. Of a token: where pairs share factors, the gradient of its log
+// decay is the difference of two sums, and at 10 nats e^-10 times their size. It is then right to 3e-3 (a token alone among
+// hardly decaying ones; rounding to bfloat16 costs 1.7e-3), at 12 nats to 1.2e-2. Beyond, pairs are taken by levels.
+constexpr float kMostOfSharedToken = 10.0f * kLog2E * kGateScale;
 // Of a chunk: its halves to either side of the middle.
 constexpr float kMostOfSharedChunk = 80.0f * kLog2E * kGateScale;
 
@@ -315,12 +316,6 @@ __device__ void fetch_parked(ChannelTokens& x, const float4* place) {
         const float4 y = place[n * kThreads];
         x[n][0] = y.x, x[n][1] = y.y, x[n][2] = y.z, x[n][3] = y.w;
     }
-}
-
-__device__ float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-    return x;
 }
 
 }  // namespace
@@ -442,9 +437,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int chunk = 0; chunk < 2; ++chunk) {
         u32 x[4];
-        ldmatrix_transposed(x, token_blocks(shared + Tile::kValues, warp, chunk, lane));
+        ldmatrix_transposed(x, token_blocks(shared + Tile::kX, warp, chunk, lane));
         const float* of_chunk = strengths + kChunk * chunk + (lane >> 2);
-        const float factor = factors.get(kOfValues + chunk, warp);
+        const float factor = factors.get(kOfX + chunk, warp);
         const float early_token = factor * of_chunk[0], late_token = factor * of_chunk[8];
         const auto converted = [&](u32 y, float beta) {
             const float2 z = HalfPair<Float16>::unpack(y);
@@ -682,9 +677,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
     store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
     if (threadIdx.x < place.tokens) {
-        const float strength = strengths[threadIdx.x];
-        // A strength of 0 is the sigmoid's underflow, where its slope is 0 too.
-        const float d = strength == 0.0f ? 0.0f : diagonals[kTileTokens + threadIdx.x] / strength;
-        from_float(dbeta[of_beta], beta_adjoint(static_cast<BetaForm>(beta_form), d, to_float(beta[of_beta])));
+        from_float(dbeta[of_beta],
+                   beta_adjoint(static_cast<BetaForm>(beta_form), diagonals[kTileTokens + threadIdx.x],
+                                strengths[threadIdx.x], to_float(beta[of_beta])));
     }
 }

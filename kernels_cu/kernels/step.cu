@@ -8,9 +8,11 @@
 // Grid: one block per (sequence, value head, kColumns value columns), the columns fastest; kWarps warps, each with
 // kChannelsPerWarp channels: a lane holds kStrips columns, 32 apart. float32 arithmetic, sums over warps in a fixed order.
 #include "common/gate.cuh"
+#include "common/warp.cuh"
 #include "ptx/convert.cuh"
 #include "tile/portable/operands.cuh"
 #include "tile/shared/element.cuh"
+#include "tile/shared/norm.cuh"
 
 namespace {
 
@@ -21,15 +23,12 @@ constexpr int kWarps = kKeySize / kChannelsPerWarp;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kStrips = 4;
 constexpr int kColumns = 32 * kStrips;
-constexpr u32 kAllLanes = 0xffffffffu;
 
 // Sum over all channels of a * b, in every lane; each warp computes it alone.
 __device__ float dot(const float* a, const float* b) {
     float sum = 0.0f;
     for (int channel = threadIdx.x % 32; channel < kKeySize; channel += 32) sum = fmaf(a[channel], b[channel], sum);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    return sum;
+    return warp_sum(sum);
 }
 
 }  // namespace
@@ -86,8 +85,24 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
         }
         __syncthreads();
 
-        const float key_factor = qk_l2norm ? 1.0f / sqrtf(dot(key, key) + kNormEpsilon) : 1.0f;
-        const float query_factor = scale * (qk_l2norm ? 1.0f / sqrtf(dot(query, query) + kNormEpsilon) : 1.0f);
+        float key_factor = 1.0f, query_factor = scale;
+        if (qk_l2norm) {
+            const float key_square = dot(key, key), query_square = dot(query, query);
+            const bool large_key = squares_overflow(key_square), large_query = squares_overflow(query_square);
+            key_factor = reciprocal_norm(key_square);
+            query_factor = scale * reciprocal_norm(query_square);
+            // Alike in all warps: each has the same sums.
+            if (large_key || large_query) {
+                __syncthreads();
+                for (int channel = threadIdx.x; channel < kKeySize; channel += kThreads) {
+                    if (large_key) key[channel] *= kShrink;
+                    if (large_query) query[channel] *= kShrink;
+                }
+                __syncthreads();
+                if (large_key) key_factor = reciprocal_norm_of_shrunk(dot(key, key));
+                if (large_query) query_factor = scale * reciprocal_norm_of_shrunk(dot(query, query));
+            }
+        }
         const float key_query = dot(key, query) * key_factor * query_factor;
         float from_key[kStrips] = {}, from_query[kStrips] = {};
 #pragma unroll

@@ -9,6 +9,7 @@
 //      of the operands that the warp prepared last, where there is no recurrence; cycles [block, warp] of the warps
 //      that worked for all chunks.
 // Grid: a block for every multiprocessor; kThreads threads, Shared::kBytes of dynamic shared memory.
+#include "common/warp.cuh"
 #include "probes/ring.cuh"
 
 namespace {
@@ -21,7 +22,7 @@ __device__ u32 sum_of_slot(const unsigned char* slot, int lane) {
     u32 sum = 0;
     constexpr int kWords = Slot::kDecay / 4 + 4 * kDecayStride;
     for (int i = lane; i < kWords; i += 32) sum += reinterpret_cast<const u32*>(slot)[i];
-    return __reduce_add_sync(0xffffffffu, sum);
+    return __reduce_add_sync(kAllLanes, sum);
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ __device__ void prepare_slots(unsigned char* memory, u32 shared, const Chunks& i
     };
 
     float* bias = reinterpret_cast<float*>(memory + Shared::kBias) + warp * kSize;
+    const Strength strength(BetaForm::kLogit);
     const Gates gates(GateForm::kLowerBound, expf(*in.A_log), in.lower_bound);
 #pragma unroll
     for (int i = 0; i < kSize / 32; ++i) bias[32 * i + lane] = gates.rate * in.dt_bias[32 * i + lane];
@@ -77,7 +78,7 @@ __device__ void prepare_slots(unsigned char* memory, u32 shared, const Chunks& i
         RingPlace<kSlots> ahead = place;
         ahead.advance(kLoadAhead);
         load(chunk + kLoadAhead, ahead);
-        prepare_chunk(memory + place.slot * Slot::kBytes, slot, bias, gates, raw_beta, 1.0f, kChunk, key_norm,
+        prepare_chunk(memory + place.slot * Slot::kBytes, slot, bias, gates, raw_beta, strength, kChunk, key_norm,
                       query_norm, lane);
         fence_shared_for_wgmma();
         mbarrier_arrive(prepared_barrier(shared, place.slot));

@@ -14,15 +14,15 @@ PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi")
 
 def add(modes):
     parser = modes.add_parser(
-        "collectives", help="what crosses ranks, under mpirun",
-        description="Under mpirun: the boundary exchange of one sequence over all ranks by each scan strategy, and the "
-                    "sum of the parameter gradients, head size 128, float32. Results are checked first. Each sample is "
-                    "the slowest rank's. Exit code 1 when a check fails.")
+        "collectives", help="measure the transfers between ranks, under mpirun",
+        description="Under mpirun: measures the boundary exchange of one sequence over all ranks by each scan "
+                    "strategy, and the sum of the parameter gradients, head size 128, float32. Results are checked first. The "
+                    "time of a sample is the slowest rank's. Exit code 1 when a check fails.")
     parser.add_argument("--heads", nargs="+", type=int, default=[4, 16, 64], metavar="HV",
                         help="value heads: the message sizes (4 16 64)")
     parser.add_argument("--ranks", nargs="+", type=int, metavar="R",
                         help="how many of the ranks take part (powers of two up to all, and all)")
-    parser.add_argument("--samples", type=int, default=30, help="of each case (30)")
+    parser.add_argument("--samples", type=int, default=30, help="samples of each case (30)")
     add_outputs(parser)
     parser.set_defaults(run=main)
 

@@ -9,13 +9,13 @@ from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
 
 def add(modes):
     parser = modes.add_parser(
-        "compare", help="whether one record is slower than another",
-        description="Ratio of medians B / A of every case that is in both, divided by that of the control (the same "
-                    "work in both records, measured in turn with the case), with a 95 %% bootstrap interval. "
-                    "'ambiguous': the interval holds 1. Exit code 1: a case is slower beyond the limit; 2: other "
-                    "machine, or other problems under the same name; 77: no case in common.")
-    parser.add_argument("a", metavar="A.json", help="before")
-    parser.add_argument("b", metavar="B.json", help="after")
+        "compare", help="tell whether one record is slower than another",
+        description="Prints the ratio of medians B / A of every case that is in both records, divided by the ratio of "
+                    "the control (the same work in both records, measured in turn with the case), with a 95 %% "
+                    "bootstrap interval. 'ambiguous': the interval holds 1. Exit code 1: a case is slower beyond the "
+                    "limit; 2: the machines differ, or the problems under a name do; 77: no case is in both records.")
+    parser.add_argument("a", metavar="A.json", help="record before the change")
+    parser.add_argument("b", metavar="B.json", help="record after the change")
     parser.add_argument("--fail-slower", default="5%", metavar="X", help="how much slower is allowed (5%%)")
     parser.set_defaults(run=main)
 

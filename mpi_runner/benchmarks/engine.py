@@ -32,18 +32,18 @@ def add_options(parser):
     shapes.add_argument("--shape", nargs="+", metavar="S", default=[],
                         help="letters A to L, TxH (tokens x heads of size 128) or NxTxH (sequences of T tokens each)")
     shapes.add_argument("--tokens", nargs="+", type=int, metavar="T", help="a sweep: every T with every H and N")
-    shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="of the sweep (16)")
-    shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="of the sweep, of T tokens each (1)")
-    shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES), help="of the gate: decays fast, or hardly")
-    shapes.add_argument("--gate", nargs="+", choices=GATES, default=["lower_bound"], help="its form (lower_bound)")
-    shapes.add_argument("--backward", action="store_true", help="forward and backward too")
-    shapes.add_argument("--stages", action="store_true", help="the engine's stages and kernels one by one too")
-    shapes.add_argument("--tolerance", type=float, default=0.0, help="of the certified decay skip (0: exact)")
+    shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="heads of the sweep (16)")
+    shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="sequences of T tokens of the sweep (1)")
+    shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES), help="how fast the gate decays")
+    shapes.add_argument("--gate", nargs="+", choices=GATES, default=["lower_bound"], help="gate's form (lower_bound)")
+    shapes.add_argument("--backward", action="store_true", help="also time forward and backward together")
+    shapes.add_argument("--stages", action="store_true", help="also time the engine's stages and kernels one by one")
+    shapes.add_argument("--tolerance", type=float, default=0.0, help="tolerance of the certified decay skip (0: exact)")
     how = parser.add_argument_group("how")
-    how.add_argument("--samples", type=int, default=30, help="of each case (30)")
-    how.add_argument("--cache", choices=("cold", "warm"), default="cold", help="before each sample (cold)")
-    how.add_argument("--graph", action="store_true", help="cuda: the forward's kernels replayed as a CUDA graph")
-    how.add_argument("--peers", nargs="*", metavar="P", help="cuda: beside which others (all that are installed)")
+    how.add_argument("--samples", type=int, default=30, help="samples of each case (30)")
+    how.add_argument("--cache", choices=("cold", "warm"), default="cold", help="cache before each sample (cold)")
+    how.add_argument("--graph", action="store_true", help="cuda: replay the forward's kernels as a CUDA graph")
+    how.add_argument("--peers", nargs="*", metavar="P", help="cuda: peers to time too (all that are installed)")
     add_outputs(parser)
     parser.set_defaults(run=main)
 
@@ -51,8 +51,8 @@ def add_options(parser):
 def add_outputs(parser):
     """The options of every mode that makes a record."""
     where = parser.add_argument_group("results beside the printed page")
-    where.add_argument("--output", metavar="RECORD.json", help="every sample, for `bench compare`")
-    where.add_argument("--plot", metavar="FOLDER", help="pictures; needs matplotlib")
+    where.add_argument("--output", metavar="RECORD.json", help="write every sample, for `bench compare`")
+    where.add_argument("--plot", metavar="FOLDER", help="draw pictures; needs matplotlib")
 
 
 def main(args):

@@ -17,19 +17,19 @@ SCANS = tuple(scan for scan in CHOICES["scan"] if scan not in ("auto", *NOT_BUIL
 
 def add(modes):
     parser = modes.add_parser(
-        "scaling", help="a distributed problem over numbers of ranks, under mpirun",
-        description="Under mpirun: the same problem cut over 1, 2, 4 ... ranks, without reading or writing files. "
-                    "Results are checked first. Each sample is the slowest rank's. A rank has the same threads however "
-                    "many take part. Exit code 1 when a check fails.")
+        "scaling", help="measure a distributed problem over numbers of ranks, under mpirun",
+        description="Under mpirun: measures the same problem cut over 1, 2, 4 ... ranks, without reading or writing "
+                    "files. Results are checked first. The time of a sample is the slowest rank's. A rank has the same "
+                    "number of threads however many ranks take part. Exit code 1 when a check fails.")
     parser.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy")
     parser.add_argument("--shape", default="2048x16", metavar="S", help="as in `bench` (2048x16)")
-    parser.add_argument("--regime", choices=tuple(REGIMES), default="weak", help="of the gate (weak)")
-    parser.add_argument("--scan", nargs="+", choices=SCANS, default=list(SCANS), help="by which strategies (all)")
+    parser.add_argument("--regime", choices=tuple(REGIMES), default="weak", help="how fast the gate decays (weak)")
+    parser.add_argument("--scan", nargs="+", choices=SCANS, default=list(SCANS), help="scan strategies (all)")
     parser.add_argument("--ranks", nargs="+", type=int, metavar="R",
                         help="how many of the ranks take part (powers of two up to all, and all)")
-    parser.add_argument("--backward", action="store_true", help="forward and backward")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="of the certified decay skip (0: exact)")
-    parser.add_argument("--samples", type=int, default=30, help="of each case (30)")
+    parser.add_argument("--backward", action="store_true", help="time forward and backward")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="tolerance of the certified decay skip (0: exact)")
+    parser.add_argument("--samples", type=int, default=30, help="samples of each case (30)")
     add_outputs(parser)
     parser.set_defaults(run=main)
 

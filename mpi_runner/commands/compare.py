@@ -17,16 +17,17 @@ from ..goldens.judging import Judgement, Verdict, blocks_of
 
 def add(subparsers):
     parser = subparsers.add_parser(
-        "compare", help="two outputs, tensor by tensor",
-        description="Relative Frobenius error of every tensor of A against B (outputs or goldens). Exit code 0: all "
-                    "within the tolerance; 1: some are not, or a tensor is in one file only; 77: nothing to compare.")
+        "compare", help="compare two outputs, tensor by tensor",
+        description="Prints the relative Frobenius error of every tensor of A against B (outputs or goldens). Exit "
+                    "code 0: all are within the tolerance; 1: some are not, or a tensor is in one file only; 77: there is "
+                    "nothing to compare.")
     parser.add_argument("a", metavar="A.h5")
     parser.add_argument("b", metavar="B.h5")
     parser.add_argument("--tolerance", type=float, metavar="X",
                         help="allowed error (by the narrowest type in either file: 1e-11, 2e-5, 2e-3 or 3e-3 for "
                              "float64, float32, float16, bfloat16)")
     parser.add_argument("--only", action="append", metavar="NAME",
-                        help="this tensor alone, as outputs/out or out; may be given several times (all tensors)")
+                        help="compare only this tensor, named as outputs/out or out; may be given several times (all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
     parser.set_defaults(run=main)
@@ -48,11 +49,14 @@ def main(args):
         verdicts = [_verdict(a, b, name, tolerance, cu_seqlens, args.plot is not None) for name in both]
     verdicts += [Verdict(name, None, tolerance, f"absent in {args.b}") for name in only_a]
     verdicts += [Verdict(name, None, tolerance, f"absent in {args.a}") for name in only_b]
-    judgement = Judgement(args.b, args.a, tier=f"tolerance {tolerance:.0e}", cu_seqlens=cu_seqlens,
+    judgement = Judgement(args.a, args.b, tier=f"tolerance {tolerance:.0e}", cu_seqlens=cu_seqlens,
                           verdicts=tuple(verdicts))
-    _tell(judgement, args.json)
-    if args.plot is not None:
-        _plot(args.plot, judgement, args.json)
+    written = [] if args.plot is None else _plot(args.plot, judgement)
+    if args.json:
+        print(json.dumps({"a": args.a, "b": args.b, "pass": judgement.passed,
+                          "tensors": telling.tensors(judgement)}, indent=1))
+    else:
+        print("\n".join([telling.table(judgement), *(f"wrote {path}" for path in written)]))
     return PASS if judgement.passed else MISMATCH
 
 
@@ -81,21 +85,11 @@ def _verdict(a, b, name, tolerance, cu_seqlens, with_blocks):
     return Verdict(name, comparison.result(), tolerance, None, None, blocks)
 
 
-def _tell(judgement, as_json):
-    if as_json:
-        print(json.dumps({"a": judgement.by, "b": judgement.path, "pass": judgement.passed,
-                          "tensors": telling.tensors(judgement)}, indent=1))
-    else:
-        print(telling.table(judgement))
-
-
-def _plot(path, judgement, quiet):
+def _plot(path, judgement):
     try:
-        written = write_heat_map(path, [judgement])
+        return write_heat_map(path, [judgement])
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    if not quiet:
-        print("wrote " + ", ".join(map(str, written)))
 
 
 def _default_tolerance(a, b, names):

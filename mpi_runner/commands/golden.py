@@ -32,15 +32,15 @@ def add(subparsers):
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser(
         "new", help="make a golden with the reference engine",
-        description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence, and says what it "
-                    "changes against the golden that is there. A MANIFEST.toml in OUT's folder is brought up to date. "
-                    "Refused while the source tree has uncommitted changes.")
+        description="Makes OUT.h5 from a named case or an input file, with the float64 recurrence. If OUT.h5 exists, "
+                    "says what changes against it. Brings a MANIFEST.toml in OUT's folder up to date. Refuses to work "
+                    "while the source tree has uncommitted changes.")
     new.add_argument("source", metavar="CASE|INPUT.h5", help=f"one of {', '.join(cases.names())}; or a file")
     new.add_argument("output", metavar="OUT.h5")
-    new.add_argument("--dtype", help="of a case's per-token arrays (float32)")
-    new.add_argument("--seed", type=int, help="of a case's numbers (0)")
+    new.add_argument("--dtype", help="type of a case's per-token arrays (float32)")
+    new.add_argument("--seed", type=int, help="seed of a case's numbers (0)")
     for size in SIZES:
-        new.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help="of a case; its own when not given")
+        new.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help="size of a case (the case's own)")
     new.add_argument("--lengths", type=_lengths, metavar="N,N,...", help="tokens of each sequence of a case")
     new.add_argument("--force", action="store_true", help="replace an existing file")
     new.set_defaults(run=new_golden)
@@ -50,35 +50,35 @@ def add(subparsers):
                     "the case's own. --tokens changes the lengths of a case's sequences in proportion; cases that are "
                     "about lengths keep theirs. Cases that differ only in a size that is given are made once.")
     whole.add_argument("folder", metavar="FOLDER")
-    whole.add_argument("--dtype", help="of the per-token arrays: bfloat16, float16, float32 or float64 (float32)")
-    whole.add_argument("--seed", type=int, metavar="N", help="of the numbers (0)")
+    whole.add_argument("--dtype", help="type of the per-token arrays: bfloat16, float16, float32 or float64 (float32)")
+    whole.add_argument("--seed", type=int, metavar="N", help="seed of the numbers (0)")
     for size, what in SUITE_SIZES.items():
         whole.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help=f"{what} of every case")
     whole.add_argument("--force", action="store_true", help="replace existing files")
     whole.set_defaults(run=make_suite)
-    listing = actions.add_parser("list", help="what goldens hold")
+    listing = actions.add_parser("list", help="list the contents of goldens")
     listing.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     listing.set_defaults(run=list_goldens)
     check = actions.add_parser(
-        "check", help="hold an engine's results, or an output file, against goldens",
-        description="Under mpirun the engine works over all ranks, as `run` does. Nothing is written but what --junit "
-                    "and --plot name. Exit code 0: all within tolerance; 1: some are not; 3: a golden is missing, "
-                    "damaged or of another version; 77: nothing was compared. Goldens that the engine does not take, "
-                    "or that have no output in the folder of --outputs, are told and passed over.")
+        "check", help="compare an engine's results, or an output file, with goldens",
+        description="Under mpirun the engine works over all ranks, as `run` does. Only the files of --junit and "
+                    "--plot are written. Exit code 0: all are within tolerance; 1: some are not; 3: a golden is "
+                    "missing, damaged or of another version; 77: nothing was compared. Goldens that the engine does "
+                    "not take, or that have no output in the folder of --outputs, are named and skipped.")
     check.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     who = check.add_mutually_exclusive_group()
-    who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="who computes (auto)")
+    who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="engine that computes (auto)")
     who.add_argument("--output", metavar="OUT.h5", help="judge this output, made anywhere, by one golden")
     who.add_argument("--outputs", metavar="FOLDER", help="judge FOLDER/NAME.h5, made anywhere, by the golden NAME.h5")
-    check.add_argument("--tier", choices=TIERS, help="which of the golden's tolerances (by the narrowest type)")
+    check.add_argument("--tier", choices=TIERS, help="tolerance of the golden to use (by the narrowest type)")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--junit", metavar="FILE.xml", help="write a JUnit report")
     check.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
     check.set_defaults(run=check_goldens)
     upgrade = actions.add_parser(
         "upgrade", help="rewrite goldens of an older form",
-        description="Inputs and results stay bit for bit; what today's form holds beside them is added. Goldens that "
-                    "need nothing are left alone.")
+        description="Inputs and results stay the same bit for bit. Entries that only the present form has are added. "
+                    "Goldens in the present form are not changed.")
     upgrade.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     upgrade.set_defaults(run=upgrade_goldens)
 

@@ -9,8 +9,8 @@ from ..launched import launched
 def add(subparsers):
     parser = subparsers.add_parser(
         "info", help="report versions, processors, memory, MPI, HDF5 and GPU",
-        description="Under mpirun also which rank has which host, cores and GPU.")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+        description="Under mpirun it also tells the host, cores and GPU of every rank.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=main)
 
 

@@ -4,6 +4,7 @@ import argparse
 import os
 
 from kda_engine.errors import InputError
+from kda_engine.regular_file import check_regular
 
 from .. import operator_options
 from ..exit_codes import PASS
@@ -27,12 +28,12 @@ TAKES = {"case": (*SIZES, "dtype", "seed"), "from": OPERATOR_OPTIONS,
 def add(subparsers):
     parser = subparsers.add_parser(
         "input", help="make an input file from a case, captured tensors or a text", argument_default=argparse.SUPPRESS,
-        description="Writes OUT.h5, with what --backward needs. --case names: see kda_engine.cases; "
-                    f"a wrong name lists them. {HELP}.")
+        description="Writes OUT.h5, with the data that --backward needs. kda_engine.cases has the names for --case; "
+                    f"the message about a wrong name lists them. {HELP}.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--case", metavar="NAME", help="a named, seeded case")
     source.add_argument("--from", metavar="FILE", help="tensors in .npz or .safetensors, named as in input files")
-    source.add_argument("--from-text", metavar="FILE", help="a layer's seeded projections of the file's bytes")
+    source.add_argument("--from-text", metavar="FILE", help="a text; a layer with seeded weights projects its bytes")
     sizes = parser.add_argument_group("sizes of a case or a text")
     for name in SIZES:
         sizes.add_argument("--" + name.replace("_", "-"), type=whole_number, metavar="N", help=TEXTS[name])
@@ -93,18 +94,26 @@ def _token_values(sizes):
 
 def _captured(path, chosen):
     from kda_engine.captured import read_captured
+    from kda_engine.hdf5.inputs import check_arguments
 
-    return read_captured(path, chosen)
+    from ..resources import memory_available
+
+    def check(**arguments):
+        check_arguments(path, **arguments)
+        needed, available = sum(getattr(x, "nbytes", 0) for x in arguments.values()), memory_available()
+        if available is not None and available < needed:
+            raise InputError(f"{path}: expected tensors that fit in memory, {available} bytes, got {needed} bytes")
+
+    return read_captured(path, chosen, check)
 
 
 def _text(path, chosen):
-    from kda_engine.hdf5.opening import check_regular
     from kda_engine.layer import project
 
     limit = chosen.pop("tokens", None)
     if limit is not None and limit < 0:
         raise InputError(f"tokens: expected at least 0, got {limit}")
-    check_regular(path)
+    check_regular(path, "a file of text")
     tokens = os.path.getsize(path) if limit is None else min(limit, os.path.getsize(path))
     heads = chosen.get("heads", 4)
     sizes = {"tokens": tokens, "heads": heads, "value_heads": heads, "K": 64, "V": 64, **chosen}

@@ -15,16 +15,16 @@ from ..sizes import HELP, check_boundaries, check_sizes, whole_number
 SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
 TEXTS = {"tokens": "tokens of all sequences", "heads": "heads of q and k", "value_heads": "heads of v, g and beta",
          "K": "channels of a key", "V": "channels of a value", "sequences": "sequences that share the tokens"}
-RATES = {"forward_rate": "tokens x value heads a second that a rank's forward does; asks for times",
-         "backward_rate": "the same of the backward", "summary_rate": "the same of the summaries (the forward's)",
-         "bandwidth": "bytes a second out of a rank", "latency": "seconds of a message beside its bytes (0)"}
+RATES = {"forward_rate": "tokens x value heads per second of a rank's forward; with it the plan has times",
+         "backward_rate": "the same for the backward", "summary_rate": "the same for summaries (the forward's rate)",
+         "bandwidth": "bytes per second that a rank sends", "latency": "seconds per message, whatever its size (0)"}
 
 
 def add(subparsers):
     parser = subparsers.add_parser(
         "plan", help="memory, traffic and time per rank and scan strategy", argument_default=argparse.SUPPRESS,
-        description="For an input file, or for a shape given by options (sequences of near equal length). Times are "
-                    f"closed formulas of the rates given here; `bench` measures such rates. {HELP}.")
+        description="Plans an input file, or a shape given by options (sequences of near equal length). Times come "
+                    f"from closed formulas of the rates given here. `bench` measures such rates. {HELP}.")
     parser.add_argument("input", metavar="INPUT.h5", nargs="?", default=None)
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=whole_number, metavar="N",

@@ -32,7 +32,9 @@ def add(subparsers):
     switch("require-finite", "exit code 1 where a result holds NaN or an infinity; the output is written (code 0)")
     switch("allow-external", "read what the input links to in other files or keeps outside HDF5 files (refuse)")
     switch("save-boundary", "write the ranks' boundary matrices too")
-    parser.add_argument("--io", choices=CHOICES["io"], help="one file through rank 0, or one shard a rank (gather)")
+    parser.add_argument("--io", choices=CHOICES["io"],
+                        help="how the output is written: direct: one file, each rank its rows; gather: one file through "
+                             "rank 0; shards: one file a rank; auto: direct where all ranks see the file, else gather (auto)")
     switch("oversubscribe", "allow several ranks on one GPU (refuse)")
     parser.add_argument("--exchange-timeout", type=float, metavar="S",
                         help="longest wait without a sign of life of all ranks, in seconds (600)")

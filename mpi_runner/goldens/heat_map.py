@@ -18,10 +18,10 @@ ROWS_A_PAGE = 8
 _LABELS = 7
 
 PARAMETER_RESULTS = tuple(name for name in GRADIENTS if name not in TOKEN_RESULTS + STATE_RESULTS)
-# In inches: the panels' widths by kind; a panel's height, and with the labels below it; what stands around them.
+# In inches: the panels' widths by kind; their height, alone on a page too, with the labels below; what is around them.
 _COLUMNS = {**dict.fromkeys(TOKEN_RESULTS, 1.3), **dict.fromkeys(STATE_RESULTS, 1.05),
             **dict.fromkeys(PARAMETER_RESULTS, 0.42), **dict.fromkeys(CONV_GRADIENTS, 0.42)}
-_PANEL, _ROW = 0.75, 1.15
+_PANEL, _LONE_PANEL, _BELOW, _LEAST_WIDTH = 0.75, 1.8, 0.4, 6.0
 _LEFT, _GAP, _TOP, _RIGHT = 2.1, 0.28, 0.95, 1.0
 
 
@@ -56,23 +56,28 @@ def _page(judgements):
 
     there = {v.name for judgement in judgements for v in judgement.verdicts if v.blocks is not None}
     columns = [name for name in _COLUMNS if name in there] or list(TOKEN_RESULTS)
-    lefts = np.cumsum([_LEFT] + [_COLUMNS[name] + _GAP for name in columns])
-    width, height = lefts[-1] + _RIGHT, _TOP + _ROW * max(1, len(judgements))
+    # One golden, or one tensor, gets a page's room.
+    wider = max(1.0, _LEAST_WIDTH / sum(_COLUMNS[name] for name in columns))
+    panel = _PANEL if len(judgements) > 1 else _LONE_PANEL
+    widths = {name: wider * _COLUMNS[name] for name in columns}
+    lefts = np.cumsum([_LEFT] + [widths[name] + _GAP for name in columns])
+    row = panel + _BELOW
+    width, height = lefts[-1] + _RIGHT, _TOP + row * max(1, len(judgements))
     figure = Figure(figsize=(width, height))
     add = lambda left, top, wide, high: figure.add_axes(
         (left / width, 1 - (top + high) / height, wide / width, high / height))
     image = None
     for number, judgement in enumerate(judgements):
-        top = _TOP + _ROW * number
+        top = _TOP + row * number
         for left, name in zip(lefts, columns):
             verdict = next((v for v in judgement.verdicts if v.name == name and v.blocks is not None), None)
             if verdict is not None:
-                image = _panel(add(left, top, _COLUMNS[name], _PANEL), verdict, judgement.cu_seqlens)
-        figure.text((_LEFT - 0.3) / width, 1 - (top + _PANEL / 2) / height,
+                image = _panel(add(left, top, widths[name], panel), verdict, judgement.cu_seqlens)
+        figure.text((_LEFT - 0.3) / width, 1 - (top + panel / 2) / height,
                     f"{os.path.basename(judgement.path)}\n{judgement.tier}", fontsize=8, ha="right", va="center")
     for left, name in zip(lefts, columns):
-        is_wide = _COLUMNS[name] > 1
-        figure.text((left + (_COLUMNS[name] / 2 if is_wide else 0)) / width, 1 - (_TOP - 0.06) / height,
+        is_wide = widths[name] > 1
+        figure.text((left + (widths[name] / 2 if is_wide else 0)) / width, 1 - (_TOP - 0.06) / height,
                     name.rpartition("/")[2], fontsize=8, rotation=0 if is_wide else 35, va="bottom",
                     ha="center" if is_wide else "left")
     if image is not None:

@@ -9,6 +9,7 @@ from .constants import constant
 from .formats import ex2, fma, rcp, rounded_tf32, to_element
 from .gates import beta_adjoint
 from .levels import is_row, meets, ranges
+from .norms import reciprocal_norms
 from .state import WARP_COLUMNS
 from .sums import sum_before_token, sum_from_token
 from .tiles import CHUNK, TILE
@@ -49,7 +50,7 @@ def gradients(problem, tile):
 
 def _gradients(problem, tile):
     gates, dtype, scale = problem.gates, problem.dtype, problem.scale
-    key_norm, query_norm = reciprocal_norm(tile.k), reciprocal_norm(tile.q)
+    key_norm, query_norm = reciprocal_norms(tile.k), reciprocal_norms(tile.q)
     key, query = tile.k * key_norm, tile.q * query_norm
     beta = tile.beta[..., None]
     total, d_query, d_key, d_key_out = state_products(tile)
@@ -80,11 +81,6 @@ def _gradients(problem, tile):
         v=to_element(beta * tile.of_values * tile.values, dtype), g=to_element(raw, dtype),
         beta=to_element(beta_adjoint(d_beta, tile.raw_beta, problem.options.beta), dtype),
         bias=bias, rate=rate.sum(axis=(2, 3), dtype="f4"))
-
-
-def reciprocal_norm(x):
-    square = np.einsum("...d,...d->...", x, x)[..., None]
-    return 1 / np.sqrt(square + np.float32(constant("kNormEpsilon")))
 
 
 def through_norm(d, x, factor):

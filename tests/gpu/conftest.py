@@ -13,13 +13,25 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     here = [item for item in items if HERE in Path(item.path).parents]
     usable = bool(here) and cuda_usable()
+    if usable and _devices() < 2:
+        # The record of a machine with one device is of all tests that it has.
+        beyond = [item for item in here if item.get_closest_marker("two_devices")]
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if item not in beyond]
+        here = [item for item in here if item not in beyond]
     for item in here:
         item.add_marker(pytest.mark.gpu)
         if not usable:
             item.add_marker(pytest.mark.skip(reason="no usable CUDA device"))
+
+
+def _devices():
+    from cupy.cuda import runtime
+
+    return runtime.getDeviceCount()
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ from kda_engine.compare import DEVICE_TOLERANCES, REPEATED_KEY_DEVICE_TOLERANCES
 
 pytestmark = pytest.mark.usefixtures("needs_hopper")
 
+# How much more of its own size the error of a parameter's gradient may be.
+CANCELLING = 4.0
+
 FUSED = {"dtype": "bfloat16", "K": 128, "V": 128}
 
 
@@ -73,7 +76,9 @@ def test_errors_are_within_what_is_told(name, tolerance, dealt):
         # States and their gradients: the total itself. All else is linear in them, with factors of the order of its own
         # size beside states of the order of one.
         reach = 1.0 if key in ("final_state", "d_initial_state") else max(1.0, size(x))
-        assert difference <= 2 * rounding * size(x) + dropped.total * reach, f"{key}: {difference:.2e}"
+        # Sums over all tokens cancel: their terms are larger than what is left of them.
+        terms = CANCELLING if key in ("dA_log", "ddt_bias") else 1.0
+        assert difference <= 2 * terms * rounding * size(x) + dropped.total * reach, f"{key}: {difference:.2e}"
 
 
 def test_what_is_told_is_not_far_from_what_it_is(dealt):

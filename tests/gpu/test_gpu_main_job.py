@@ -59,14 +59,14 @@ def test_it_equals_the_oracle(folder, name, case, sizes, ranks, options):
     expected, allowed = reference(problem), tolerance_for(sizes["dtype"], convolved=problem.conv is not None)
     with ResultFile(output) as result:
         report = result.report
-        found = {name: result.read(name) for name in result.tensors() if not name.startswith("boundary/")}
+        found = {tensor: result.read(tensor) for tensor in result.tensors() if not tensor.startswith("boundary/")}
     assert found.keys() == expected.keys()
-    for name, x in found.items():
+    for tensor, x in found.items():
         tolerance = allowed
-        if name.startswith("grads/"):
-            tolerance *= TOKENS if name in (*TOKEN_RESULTS, *STATE_RESULTS) else CANCELLING
+        if tensor.startswith("grads/"):
+            tolerance *= TOKENS if tensor in (*TOKEN_RESULTS, *STATE_RESULTS) else CANCELLING
         # NaN is not at most anything.
-        assert kda.compare(x, expected[name]) <= tolerance, name
+        assert kda.compare(x, expected[tensor]) <= tolerance, tensor
     assert report["engine"] == "cuda" and "CPU" not in report["ranks"][-1]["device"]
     # At least one sequence goes from rank to rank.
     pieces = [{sequence for sequence, _, _ in row["pieces"]} for row in report["ranks"]]

@@ -9,7 +9,8 @@ from ...decay import norm_bounds, passed_on
 from ...layout import CHUNK, Operands
 
 
-@dataclass(frozen=True)
+# Made in every certified call and therefore not frozen, as `slabs.Kept`.
+@dataclass
 class Cuts:
     """The cuts of one pass over a problem, with what the device decided about them. All of it must stay as it was.
 

@@ -52,11 +52,11 @@ class DeviceMeasure(Measure):
                A_log=parameter(piece.A_log), dt_bias=parameter(piece.dt_bias), tokens=piece.tokens, key_heads=piece.heads,
                value_heads=piece.value_heads, key_size=piece.K, value_size=piece.V,
                quantity=QUANTITIES.index(quantity), chunks_per_row=chunks_per_row, logs=logs, added=added,
-               **activation(options, piece.K).arguments | {"lower_bound": _float32_above(options.lower_bound)})
+               **activation(options, piece.K).arguments | {"lower_bound": float32_above(options.lower_bound)})
         return logs.get(), added.get() if adds else None
 
 
-def _float32_above(x):
+def float32_above(x):
     """The least float32 that is not below x."""
     near = np.float32(x)
     return float(near if near >= x else np.nextafter(near, np.float32(np.inf)))

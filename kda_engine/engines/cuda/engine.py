@@ -5,7 +5,7 @@ from functools import partial, wraps
 
 import cupy
 
-from ...device.device import capturing, current, owned
+from ...device.device import current, owned
 from ...errors import InputError
 from ..base import Engine, Forward, Saved
 from . import slabs
@@ -18,17 +18,17 @@ def _stage(compute):
     """A stage on the engine's device; of a captured call the results hold all memory that a replay will use."""
 
     @wraps(compute)
-    def stage(self, *given):
+    def stage(self, *given, **named):
         number = cupy.cuda.runtime.getDevice()
         if number != self.device.number:
             raise InputError(f"device: expected the current device to be {self.device.number}, where this engine "
                              f"computes, got {number}")
         self.poll()
-        if not capturing():
-            return compute(self, *given)
+        if not cupy.cuda.get_current_stream().is_capturing():
+            return compute(self, *given, **named)
         with self.device.holding() as held:
-            held.append(given)
-            result = compute(self, *given)
+            held.append((given, named))
+            result = compute(self, *given, **named)
         return _holding(result, held)
 
     return stage

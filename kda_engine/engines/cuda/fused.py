@@ -9,11 +9,13 @@ from ...affine import Affine
 from ...device.chain_plan import TILE_TOKENS, make_chain_plan
 from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
                                ChainVariant, certify_variant, fold_variant)
-from ...device.launch import Prepared, launch
+from ...device.launch import Prepared
 from ...device.workspace import Workspace
 from .cuts import Cuts
+from .decay import float32_above
 
-@dataclass(frozen=True)
+# Made in every saving call and therefore not frozen, as `slabs.Kept`.
+@dataclass
 class Record:
     """What a forward left for its gradients.
 
@@ -118,11 +120,20 @@ def certify(problem, cuts, reversed):
     """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
     decided = cuts.count * problem.value_heads
     scratch = Workspace(warmup=decided, bounds=decided)
-    launch("certify_cuts", certify_variant(problem.element, reversed), problem.device, count=cuts.count, g=problem.g,
-           A_log=problem.A_log, dt_bias=problem.dt_bias, cuts=cuts.rows, warmup_chunks=scratch.warmup,
-           bounds=scratch.bounds, value_heads=problem.value_heads, log_tolerance=math.log(problem.options.tolerance),
-           **problem.activation.arguments)
+    start = problem.device.ready(_prepare_certify, problem.element, problem.value_heads, problem.activation,
+                                 problem.options.tolerance, cuts, reversed)
+    g, A_log, dt_bias = problem.addresses[3], *problem.addresses[5:]
+    start(g, A_log, dt_bias, scratch.warmup, scratch.bounds)
     return scratch
+
+
+def _prepare_certify(device, element, value_heads, activation, tolerance, cuts, reversed):
+    # Rounded so that no bound comes out smaller, and none passes that is above the tolerance.
+    rounded = {"lower_bound": float32_above(activation.lower_bound),
+               "log_tolerance": -float32_above(-math.log(tolerance))}
+    return Prepared("certify_cuts", certify_variant(element, reversed), device,
+                    ("g", "A_log", "dt_bias", "warmup_chunks", "bounds"), count=cuts.count, cuts=cuts.rows,
+                    value_heads=value_heads, **activation.arguments | rounded)
 
 
 def chain(problem, pieces, columns, initial_state, carried, transitions, warmup=0, out=None, final_state=None,

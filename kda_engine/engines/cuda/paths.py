@@ -184,7 +184,9 @@ def forward_path(problem):
 
 def state_path(problem):
     """The Path that computes a problem's summaries, forward and backward, for which nothing was kept."""
-    return next(path for path in PATHS if path is not DECODE and path.covers(problem))
+    for path in PATHS:
+        if path is not DECODE and path.covers(problem):
+            return path
 
 
 def reason(path, problem):

@@ -21,7 +21,8 @@ WHOLE = 0.45
 SLAB = 0.05
 
 
-@dataclass(frozen=True)
+# Made in every saving call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
+@dataclass
 class Kept:
     """What a forward left for its backward, beside its inputs.
 
@@ -169,7 +170,7 @@ def _handed_out(given, gradients, sums, d_initial_state):
 
 def _chunks(problem, size):
     """Chunks of a slab of a problem whose scratch memory and records take `size` bytes; None where it needs no cut."""
-    memory = problem.target.memory
+    memory = problem.target.memory if size else 0
     return None if size <= WHOLE * memory else max(1, int(problem.most_chunks * SLAB * memory / size))
 
 

@@ -9,7 +9,7 @@
 // Whether there are queries, and outputs are made.
 constexpr bool kOutputs = kQueries;
 
-// What a chunk adds to a column's norm at most, over the largest |v|.
+// What a chunk adds to a column's norm at most, over the largest |beta v|.
 constexpr float kGrowth = kChunk;
 
 // Products of one chunk with the state: K+ S (columns 0 to 15, tokens) and Q+ S (columns 16 to 31), transposed.

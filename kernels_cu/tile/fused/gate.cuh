@@ -14,11 +14,22 @@ using Pair = HalfPair<Element>;
 
 constexpr bool kBounded = KDA_BOUNDED != 0;
 
-// Below one, sums of slow channels would be of subnormal numbers; above, fast channels would leave float16.
+// Units of a log2 decay of 1 (of lower_bound, where bounded). With a smaller scale slow channels would become subnormal in
+// float16, with a larger one fast channels would overflow it.
 constexpr float kGateScale = kBounded ? 1024.0f : 512.0f;
 
 // log2(1 + s) / s for s in [0, 1], the lowest power first: the least largest relative error at this degree, 5.7e-5.
 constexpr float kSoftplus[5] = {1.44261321f, -0.71698741f, 0.44189881f, -0.22711942f, 0.05965153f};
+
+// beta as the chains activate it: by the special function unit, good to 2e-7. Of forms within [0, 2] only, at which one
+// token's map does not lengthen a state (normalised keys).
+struct Strength {
+    float most;
+
+    __device__ explicit Strength(BetaForm form) : most(form == BetaForm::kLogit2 ? 2.0f : 1.0f) {}
+
+    __device__ float of(Element raw) const { return most * rcp(1.0f + ex2_flushed(-kLog2E * to_float(raw))); }
+};
 
 // The gates of one head. g and dt_bias enter with the factor `rate`.
 struct Gates {

@@ -50,8 +50,8 @@ struct PairBlocks {
     }
 };
 
-// d_i += sum_j x_j m_ij: within the chunks, and between them by `across`, the factor of channels g and g + 8, which
-// what stands in d for the second chunk also still lacks.
+// d_i += sum_j x_j m_ij. Pairs of different chunks get the factor `across` (of channels g and g + 8). On entry the second
+// chunk's part of d has not been multiplied by it either; this function does both.
 __device__ inline void add_rows(ChannelTokens& d, const ChannelTokens& x, const PairBlocks& blocks, int matrix,
                                 const float (&across)[2], int lane) {
 #pragma unroll

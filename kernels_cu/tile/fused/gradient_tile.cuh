@@ -4,10 +4,12 @@
 #include "common/gate.cuh"
 #include "common/power.cuh"
 #include "common/shape.cuh"
+#include "common/warp.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/copy.cuh"
 #include "tile/fused/gate.cuh"
 #include "tile/fused/record.cuh"
+#include "tile/shared/norm.cuh"
 #include "tile/shared/swizzled_tile.cuh"
 
 constexpr int kTileTokens = kTileChunks * kChunk;
@@ -24,8 +26,8 @@ struct Tile {
     static constexpr int kGate = kQuery + kTokenBytes;
     static constexpr int kOut = kGate + kTokenBytes;
     static constexpr int kWrites = kOut + kTokenBytes;
-    static constexpr int kValues = kWrites + 4 * Record::kTokenWords;
-    static constexpr int kNorms = kValues + 4 * Record::kTokenWords;  // reciprocal, of keys, then of queries
+    static constexpr int kX = kWrites + 4 * Record::kTokenWords;
+    static constexpr int kNorms = kX + 4 * Record::kTokenWords;  // reciprocal, of keys, then of queries
     static constexpr int kDiagonals = kNorms + 2 * kTileTokens * 4;   // of dP, then of X U^T
     static constexpr int kStrengths = kDiagonals + 2 * kTileTokens * 4;  // beta, 0 for missing tokens
     static constexpr int kFactors = kStrengths + kTileTokens * 4;
@@ -46,7 +48,7 @@ enum Factor : int {
     kOfState = 0,
     kOfWrites = 1,  // U, by chunk
     kOfStateGradient = 3,
-    kOfValues = 4,  // X, by chunk
+    kOfX = 4,  // X, by chunk
     kOfOut = 6,     // dO, by chunk
     kOutUnit = 8,   // by chunk
 };
@@ -80,7 +82,7 @@ __device__ void load_factors(float* factors, const float* forward_units, const f
     } else if (row == kOfStateGradient) {
         x = reciprocal(backward_units, Record::kStateUnit);
     } else if (row < kOfOut) {
-        if (present(row - kOfValues)) x = reciprocal(backward_units, Record::kTokenUnit + row - kOfValues);
+        if (present(row - kOfX)) x = reciprocal(backward_units, Record::kTokenUnit + row - kOfX);
     } else if (present(row - kOfOut)) {
         const int chunk = row - kOfOut;
         float largest = 0.0f;
@@ -113,14 +115,14 @@ struct TileRecords {
     const u32* states;
     const u32* writes;
     const u32* d_states;
-    const u32* d_values;
+    const u32* x;
 
     __device__ TileRecords(const u32* all_states, const u32* tokens, const u32* all_d_states, const u32* d_tokens,
                            i64 tile_and_head)
         : states(all_states + tile_and_head * Record::kStateWords),
           writes(tokens + tile_and_head * Record::kTokenWords),
           d_states(all_d_states + tile_and_head * Record::kStateWords),
-          d_values(d_tokens + tile_and_head * Record::kTokenWords) {}
+          x(d_tokens + tile_and_head * Record::kTokenWords) {}
 };
 
 // By one thread; the token records and the state records have a barrier each.
@@ -131,7 +133,7 @@ __device__ void load_records(u32 shared, const TileRecords& from) {
     fence_barriers_for_cluster();
     mbarrier_arrive_expecting(barriers, 2 * 4 * Record::kTokenWords);
     bulk_copy(shared + Tile::kWrites, from.writes, 4 * Record::kTokenWords, barriers);
-    bulk_copy(shared + Tile::kValues, from.d_values, 4 * Record::kTokenWords, barriers);
+    bulk_copy(shared + Tile::kX, from.x, 4 * Record::kTokenWords, barriers);
     mbarrier_arrive_expecting(barriers + 8, 2 * 4 * Record::kStateWords);
     bulk_copy(shared + Tile::kState, from.states, 4 * Record::kStateWords, barriers + 8);
     bulk_copy(shared + Tile::kStateGradient, from.d_states, 4 * Record::kStateWords, barriers + 8);
@@ -156,7 +158,7 @@ __device__ void clear_missing_chunk(unsigned char* memory, int tokens) {
 // The reciprocal norms of all keys and queries, four tokens a warp.
 __device__ void find_norms(const unsigned char* memory, float* norms) {
     const int row = threadIdx.x / 8, piece = threadIdx.x % 8;
-    const auto square = [&](int tile) {
+    const auto square = [&](int tile, float factor) {
         float sum = 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -166,15 +168,22 @@ __device__ void find_norms(const unsigned char* memory, float* norms) {
             const u32 pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 y = Pair::unpack(pairs[i]);
+                float2 y = Pair::unpack(pairs[i]);
+                y.x *= factor, y.y *= factor;
                 sum = fmaf(y.x, y.x, fmaf(y.y, y.y, sum));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        return 1.0f / sqrtf(sum + kNormEpsilon);
+        for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+        return sum;
     };
-    const float key = square(Tile::kKey), query = square(Tile::kQuery);
+    const auto reciprocal = [&](int tile) {
+        const float sum = square(tile, 1.0f);
+        if (!__any_sync(kAllLanes, squares_overflow(sum))) return reciprocal_norm(sum);
+        const float of_large = kShrink * reciprocal_norm_of_shrunk(square(tile, kShrink));
+        return squares_overflow(sum) ? of_large : reciprocal_norm(sum);
+    };
+    const float key = reciprocal(Tile::kKey), query = reciprocal(Tile::kQuery);
     if (piece == 0) {
         norms[row] = key;
         norms[kTileTokens + row] = query;

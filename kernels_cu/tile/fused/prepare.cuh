@@ -8,12 +8,14 @@
 // N and P are left in a slot as they stand, or (kReversed) transposed.
 #pragma once
 
+#include "common/warp.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/fused/triangles.cuh"
 #include "tile/fused/unit_inverse.cuh"
+#include "tile/shared/norm.cuh"
 
 struct Inputs {
     const Element* q;
@@ -94,18 +96,45 @@ __device__ float2 log2_norms(u32 tile, int lane) {
     // Row g's square is in column g, held by lane g / 2 of the row's four.
     const int g = lane >> 2;
     const int owner = (lane & 28) | (g >> 1);
-    const float x = __shfl_sync(0xffffffffu, (g & 1) ? low[1] : low[0], owner);
-    const float y = __shfl_sync(0xffffffffu, (g & 1) ? high[3] : high[2], owner);
-    return make_float2(-0.5f * lg2(x + kNormEpsilon), -0.5f * lg2(y + kNormEpsilon));
+    const float x = __shfl_sync(kAllLanes, (g & 1) ? low[1] : low[0], owner);
+    const float y = __shfl_sync(kAllLanes, (g & 1) ? high[3] : high[2], owner);
+    return make_float2(log2_reciprocal_norm(x), log2_reciprocal_norm(y));
+}
+
+// The same where squares overflow: of the rows of which `norm` says so.
+__device__ void find_large_norms(u32 tile, float2& norm, int lane) {
+    float squares[2] = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+        u32 rows[4];
+        ldmatrix(rows, SwizzledTile::step(tile + SwizzledTile::rows_first(lane), step, Slot::kKeyDistance));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 x = Pair::unpack(rows[i]);
+            squares[i % 2] = fmaf(kShrink * x.x, kShrink * x.x, squares[i % 2]);
+            squares[i % 2] = fmaf(kShrink * x.y, kShrink * x.y, squares[i % 2]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        squares[i] += __shfl_xor_sync(kAllLanes, squares[i], 1);
+        squares[i] += __shfl_xor_sync(kAllLanes, squares[i], 2);
+    }
+    if (isinf(norm.x)) norm.x = log2_reciprocal_norm_of_shrunk(squares[0]);
+    if (isinf(norm.y)) norm.y = log2_reciprocal_norm_of_shrunk(squares[1]);
 }
 
 // Rows of norms far above 1 would leave float32 on the way: factors hold the norm's reciprocal beside a decay.
 constexpr float kSmallestLogNorm = -8.0f;
+// A power of two that is not subnormal.
+constexpr float kSmallestShift = -120.0f;
 
 // Brings large rows of a tile near norm 1, by powers of two, and their log2 reciprocal norms along.
 __device__ void shrink_rows(u32 tile, float2& norm, int lane) {
-    if (!__any_sync(0xffffffffu, fminf(norm.x, norm.y) < kSmallestLogNorm)) return;
-    const float2 shift = make_float2(fminf(ceilf(norm.x), 0.0f), fminf(ceilf(norm.y), 0.0f));
+    if (!__any_sync(kAllLanes, fminf(norm.x, norm.y) < kSmallestLogNorm)) return;
+    if (__any_sync(kAllLanes, isinf(norm.x) || isinf(norm.y))) find_large_norms(tile, norm, lane);
+    const float2 shift = make_float2(fminf(fmaxf(ceilf(norm.x), kSmallestShift), 0.0f),
+                                     fminf(fmaxf(ceilf(norm.y), kSmallestShift), 0.0f));
     norm.x -= shift.x, norm.y -= shift.y;
     const float factor[2] = {ex2_flushed(shift.x), ex2_flushed(shift.y)};
 #pragma unroll 1
@@ -233,9 +262,9 @@ __device__ __noinline__ Triangles make_far_operands(unsigned char* memory, u32 s
 }
 
 // Turns a loaded slot into operands. bias: of all channels, scaled; raw_beta is that of token lane % 16 if it exists, on
-// its way from global memory; strongest: what a beta near 1 stands for.
+// its way from global memory; strength: activates it.
 __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias, const Gates& head, Element raw_beta,
-                              float strongest, int length, float2 key_norm, float2 query_norm, int lane) {
+                              const Strength& strength, int length, float2 key_norm, float2 query_norm, int lane) {
     shrink_rows(slot + Slot::kKey, key_norm, lane);
     if constexpr (kQueries) shrink_rows(slot + Slot::kQuery, query_norm, lane);
     const int g = lane >> 2, t = lane & 3;
@@ -251,17 +280,17 @@ __device__ void prepare_chunk(unsigned char* memory, u32 slot, const float* bias
         });
     } else {
         const float most = activate_gates(slot, head, bias, lane);
-        if (__any_sync(0xffffffffu, most > kMostFromStart)) {
-            triangles = make_far_operands(memory, slot, norms, __any_sync(0xffffffffu, most > kMostFromMiddle), lane);
+        if (__any_sync(kAllLanes, most > kMostFromStart)) {
+            triangles = make_far_operands(memory, slot, norms, __any_sync(kAllLanes, most > kMostFromMiddle), lane);
         } else {
             triangles = make_operands<false>(memory, slot, norms, false, lane, [](u32 units, int) { return units; });
         }
     }
 
-    const float beta = (lane & 15) < length ? strongest * rcp(1.0f + ex2_flushed(-kLog2E * to_float(raw_beta))) : 0.0f;
+    const float beta = (lane & 15) < length ? strength.of(raw_beta) : 0.0f;
     // The solve uses nothing on or above the diagonal, so nothing is masked.
-    const float beta_early = __shfl_sync(0xffffffffu, beta, g);
-    const float beta_late = __shfl_sync(0xffffffffu, beta, g + 8);
+    const float beta_early = __shfl_sync(kAllLanes, beta, g);
+    const float beta_late = __shfl_sync(kAllLanes, beta, g + 8);
     float* lower = reinterpret_cast<float*>(memory + Slot::kLower);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -333,7 +362,7 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
     }
 
     int head = -1;
-    const float strongest = in.beta_form == BetaForm::kLogit2 ? 2.0f : 1.0f;
+    const Strength strength(in.beta_form);
     Gates gates(in.gate_form, 1.0f, in.lower_bound);
     while (!cursor.done(work)) {
         const int length = cursor.length();
@@ -371,7 +400,7 @@ __device__ void prepare(unsigned char* memory, u32 shared, const Work& work, con
         ahead.advance(work, kLoadAhead);
         place_ahead.advance(kLoadAhead);
         load(ahead, place_ahead);
-        prepare_chunk(slot_memory, slot, bias, gates, raw_beta, strongest, length, key_norm, query_norm, lane);
+        prepare_chunk(slot_memory, slot, bias, gates, raw_beta, strength, length, key_norm, query_norm, lane);
         fence_shared_for_wgmma();
         mbarrier_arrive(prepared_barrier(shared, place.slot));
         cursor.advance(work, kPrepareWarps);

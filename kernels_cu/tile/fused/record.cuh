@@ -1,8 +1,8 @@
 // What the chains leave for the gradients' kernel, for every tile of 32 tokens (two chunks, the first even in its
 // sequence) and value head: the forward the state before the tile and U, the backward the state's gradient behind the
-// tile and dV.
+// tile and X (dV = Diag(beta) X).
 //
-// Float16 times the unit of the warp that wrote it (chain_state.cuh), in blocks of 8 value columns x 8 channels or
+// Float16 times the unit of the warp that wrote it (tile/fused/state.cuh; U may have its own), in blocks of 8 value columns x 8 channels or
 // tokens, row by row, 128 bytes each: a warp writes a block with one store, and `ldmatrix` reads it without conflicts.
 //   states [tile,HV]: blocks [value column / 8][channel / 8];  tokens [tile,HV]: blocks [value column / 8][token / 8].
 //   units [tile,HV,rows,8]: powers of two by 16 value columns; rows as below. A tile's second chunk may be missing: its
@@ -22,7 +22,8 @@ struct Record {
     static constexpr int kTokenBlocks = 4;
     static constexpr int kStateWords = kBlocks * kBlocks * kBlockWords;
     static constexpr int kTokenWords = kBlocks * kTokenBlocks * kBlockWords;
-    // Rows of the units: of the state, of the first and the second chunk's tokens, and (backward) the largest |dO|.
+    // Rows of the units: of the state, of the first and the second chunk's tokens, and (backward) the largest |dO| of
+    // each chunk, which is no unit.
     static constexpr int kUnits = 8;
     static constexpr int kStateUnit = 0;
     static constexpr int kTokenUnit = 1;

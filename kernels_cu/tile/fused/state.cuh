@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/power.cuh"
+#include "common/warp.cuh"
 #include "tile/fused/ring.cuh"
 
 // Where the states of the launch lie; initial_state may be null for zeros.
@@ -16,21 +17,22 @@ struct States {
 };
 
 // Largest value and state (a bound on a column's norm) in the units of the float16 operands. They keep U, at most
-// beta (|v| + |S^T k|) with beta <= 2, and dV, at most beta (16 |dO| + |dS^T k|), below 65504.
+// beta (|v| + |S^T k|) with beta <= 2, and beta X, at most beta (16 |dO| + |dS^T k|), below 65504.
 constexpr float kLargestValue = 256.0f;
 constexpr float kLargestBound = 16384.0f;
 // Below this a column's operands would lose bits to subnormals.
 constexpr float kSmallestBound = 1.0f / 64.0f;
-constexpr float kMiddleBound = 64.0f;
+constexpr float kMiddleBound = 512.0f;
 constexpr float kRootSize = 11.3137085f;  // sqrt(kSize), rounded up
-// Chunks from one look at the state to the next: halved in every chunk, it stays within float16 that long.
+// The state's size is measured every 16 chunks: if it halves in each, it shrinks by 2^16 meanwhile, which float16 still
+// represents.
 constexpr int kMeasureEvery = 16;
 // Chunks between looks at a few of its values: a chunk may reset it, and what it writes then may be small.
 constexpr int kGlanceEvery = 2;
 constexpr float kSmallValue = 1.0f / 1024.0f;
 
 __device__ float largest_of_warp(float x) {
-    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
+    return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(x)));
 }
 
 // A lane's part of the transposed state: element 4 group + i is value column first_column + lane / 4 (+ 8 for i >= 2),
@@ -171,6 +173,6 @@ __device__ float largest_value(const u32 (&values)[4]) {
     u32 most = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) most = __vmaxu2(most, values[i] & 0x7fff7fffu);
-    most = __reduce_max_sync(0xffffffffu, max(most & 0xffffu, most >> 16));
+    most = __reduce_max_sync(kAllLanes, max(most & 0xffffu, most >> 16));
     return Pair::unpack(most).x;
 }

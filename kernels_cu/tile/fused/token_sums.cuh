@@ -1,6 +1,7 @@
 // Running sums over the tokens of a tile, within blocks of `size` of them (a power of two), by channel.
 #pragma once
 
+#include "common/warp.cuh"
 #include "tile/fused/gradient_pairs.cuh"
 
 // x_t <- sum of x_i over the block's i >= t.
@@ -15,8 +16,8 @@ __device__ inline void sum_from_token(ChannelTokens& x, int size, int lane) {
             float& first = x[n][2 * half];
             float& second = x[n][2 * half + 1];
             const float own = first + second;
-            const float next = __shfl_xor_sync(0xffffffffu, own, 1);
-            const float far = __shfl_xor_sync(0xffffffffu, own + next, 2);
+            const float next = __shfl_xor_sync(kAllLanes, own, 1);
+            const float far = __shfl_xor_sync(kAllLanes, own + next, 2);
             if (size >= 8) second += behind + (t & 2 ? 0.0f : far);
             if (size >= 4) second += t & 1 ? 0.0f : next;
             if (size >= 2) first += second;
@@ -35,8 +36,8 @@ __device__ inline void sum_before_token(ChannelTokens& x, int size, int lane) {
         for (int n = 0; n < 4; ++n) {
             if (8 * n % size == 0) before = 0.0f;
             const float first = x[n][2 * half], own = first + x[n][2 * half + 1];
-            const float last = __shfl_xor_sync(0xffffffffu, own, 1);
-            const float far = __shfl_xor_sync(0xffffffffu, own + last, 2);
+            const float last = __shfl_xor_sync(kAllLanes, own, 1);
+            const float far = __shfl_xor_sync(kAllLanes, own + last, 2);
             float sum = 0.0f;
             if (size >= 8) sum += before + (t & 2 ? far : 0.0f);
             if (size >= 4) sum += t & 1 ? last : 0.0f;

@@ -3,9 +3,8 @@
 //   G_ij = sum_c k_i k_j e^(gamma_i - gamma_j) for j < i,  P_ij likewise with q_i, and for j = i
 //
 // Where a shared factor spans the chunk's decays it is one product, (k e^(gamma - m)) (k e^(m - gamma))^T with some m for
-// each channel. Where not, the pairs are
-// dealt to levels: of two neighbouring blocks of 8, 4, 2 or 1 tokens, rows of the second meet columns of the first, and
-// both take their decays from where the blocks meet, so that no factor exceeds 1.
+// each channel. Where not, the pairs are dealt to levels: of two neighbouring blocks of 8, 4, 2 or 1 tokens, rows of the
+// second meet columns of the first, and both take their decays from where the blocks meet, so that no factor exceeds 1.
 #pragma once
 
 #include "ptx/matrix.cuh"
