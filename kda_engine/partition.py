@@ -62,20 +62,20 @@ class Segment:
         return range(pieces[0].sequence, pieces[-1].sequence + 1) if pieces else range(0)
 
 
-def partition(cu_seqlens, ranks, cuts=None):
+def partition(cu_seqlens, ranks, cuts=None, grid=CHUNK):
     """One Segment a rank.
 
     cu_seqlens: NumPy integers [N+1]. cuts: ranks - 1 packed token positions, non-decreasing, each on the chunk grid
-    of the sequence it falls in (multiples of CHUNK from its start, or a sequence boundary); None: near equal token
+    of the sequence it falls in (multiples of `grid` from its start, or a sequence boundary); None: near equal token
     counts. A chunk costs the same wherever it lies, so equal counts are equal work. Raises InputError for other cuts.
     """
     cu_seqlens = np.asarray(cu_seqlens, dtype=np.int64)
     T = int(cu_seqlens[-1])
     if cuts is None:
-        cuts = [_nearest_cut(cu_seqlens, T * r / ranks) for r in range(1, ranks)]
+        cuts = [_nearest_cut(cu_seqlens, T * r / ranks, grid) for r in range(1, ranks)]
     else:
         cuts = [int(cut) for cut in cuts]
-        _check_cuts(cu_seqlens, ranks, cuts)
+        _check_cuts(cu_seqlens, ranks, cuts, grid)
     bounds = [0, *cuts, T]
     pieces = [[] for _ in range(ranks)]
     for n in range(len(cu_seqlens) - 1):
@@ -101,18 +101,18 @@ def chain(segments, sequence):
             if any(p.sequence == sequence and p.stop > p.start for p in (s.pieces[:1] + s.pieces[-1:]))]
 
 
-def _nearest_cut(cu_seqlens, position):
+def _nearest_cut(cu_seqlens, position, grid):
     n = int(np.searchsorted(cu_seqlens, position, side="right")) - 1
     n = min(n, len(cu_seqlens) - 2)
     if n < 0:
         return 0
     start, stop = int(cu_seqlens[n]), int(cu_seqlens[n + 1])
-    below = min(start + int((position - start) // CHUNK) * CHUNK, stop)
-    above = min(below + CHUNK, stop)
+    below = min(start + int((position - start) // grid) * grid, stop)
+    above = min(below + grid, stop)
     return below if position - below <= above - position else above
 
 
-def _check_cuts(cu_seqlens, ranks, cuts):
+def _check_cuts(cu_seqlens, ranks, cuts, grid):
     if len(cuts) != ranks - 1:
         raise InputError(f"cuts: expected {ranks - 1} positions for {ranks} ranks, got {len(cuts)}")
     before = 0
@@ -121,6 +121,6 @@ def _check_cuts(cu_seqlens, ranks, cuts):
             raise InputError(f"cuts: expected non-decreasing positions within [0, {cu_seqlens[-1]}], got {cut}")
         before = cut
         n = int(np.searchsorted(cu_seqlens, cut, side="right")) - 1
-        if (cut - int(cu_seqlens[n])) % CHUNK:
-            raise InputError(f"cuts: expected multiples of {CHUNK} from the start {cu_seqlens[n]} of sequence {n}, "
+        if (cut - int(cu_seqlens[n])) % grid:
+            raise InputError(f"cuts: expected multiples of {grid} from the start {cu_seqlens[n]} of sequence {n}, "
                              f"got {cut}")

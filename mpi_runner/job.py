@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -11,11 +12,12 @@ from kda_engine.options import Options
 
 CHOICES = {
     "engine": ("auto", *ENGINES),
-    "scan": ("auto", "serial", "allgather", "exscan", "heads"),
-    "transport": ("auto", "mpi", "device", "nccl"),
+    "scan": ("auto", "neighbour", "chain", "allgather", "heads", "exscan", "levels", "serial"),
+    "transport": ("auto", "mpi", "ipc", "nccl", "device"),
+    "shard": ("tokens", "heads"),
     "io": ("auto", "direct", "gather", "shards"),
 }
-NOT_BUILT = {"scan": ("exscan", "heads"), "transport": ("device", "nccl")}
+NOT_BUILT = {"transport": ("ipc", "nccl", "device")}
 
 # Fields of Options that the input file fixes; saying them again may only confirm them.
 OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")
@@ -34,6 +36,7 @@ class Job:
     engine: str = "auto"
     scan: str = "auto"
     transport: str = "auto"
+    shard: str = "tokens"
     decay_skip: str | None = None
     tolerance: float = 0.0
     reproducible: bool = False
@@ -70,7 +73,7 @@ class Job:
             if getattr(job, name) in values:
                 raise InputError(f"{name}: {getattr(job, name)!r} is not built yet")
         if job.reproducible:
-            raise InputError("reproducible: not built yet")
+            _check_reproducible(job)
         if _is_one_file(job.input, job.output):
             raise InputError(f"output: expected another file than the input, got {job.output} for both")
         return job
@@ -79,11 +82,6 @@ class Job:
     def carrier(self):
         """The transport that is used."""
         return "mpi" if self.transport == "auto" else self.transport
-
-    @property
-    def route(self):
-        """The scan that is used: "serial" or "allgather"."""
-        return "allgather" if self.scan == "auto" else self.scan
 
     def options(self, of_file, K):
         """The file's Options with this run's decay skip. Raises InputError where the job contradicts the file.
@@ -101,6 +99,18 @@ class Job:
     def to_dict(self):
         """Plain types, for the report."""
         return asdict(self)
+
+
+def _check_reproducible(job):
+    """Raises InputError for what `--reproducible` does not go with."""
+    for name, allowed in (("scan", ("auto", "chain", "serial")), ("shard", ("tokens",)),
+                          ("engine", ("auto", "numpy", "reference"))):
+        if getattr(job, name) not in allowed:
+            raise InputError(f"reproducible: expected {name} {', '.join(allowed[:-1])} or {allowed[-1]} beside it, got "
+                             f"{getattr(job, name)}" if len(allowed) > 1 else
+                             f"reproducible: expected {name} {allowed[0]} beside it, got {getattr(job, name)}")
+    if job.tolerance > 0 or job.decay_skip not in (None, "exact"):
+        raise InputError("reproducible: expected decay skip exact beside it; certified and sampled are not built yet")
 
 
 def _is_one_file(one, other):
@@ -130,6 +140,8 @@ def _check(name, value, field):
     expected = getattr(field.type, "__name__", field.type)
     if not isinstance(value, kind) or (field.type is not bool and isinstance(value, bool)):
         raise InputError(f"{name}: expected {expected}, got {_shown(value)}")
+    if name == "shard" and re.fullmatch(r"[1-9]\d*x[1-9]\d*", value):
+        raise InputError(f"shard: {value!r} is not built yet")
     if field.type is float:
         _check_range(name, value)
     if name in CHOICES and value not in CHOICES[name]:

@@ -3,25 +3,30 @@
 from dataclasses import replace
 
 import numpy as np
+from mpi4py import MPI
 
 from kda_engine import layout
 from kda_engine.engines import cuda_usable, make_engine
 from kda_engine.errors import InputError
 from kda_engine.finite import check_states, check_values
 from kda_engine.hdf5.inputs import InputFile
-from kda_engine.layout import Operands
+from kda_engine.layout import CHUNK, Operands
 from kda_engine.partition import partition
 
 from . import resources
 from .clock import Clock
 from .gathering import WRITERS, check_output
-from .output_parts import output_parts
+from .head_shards import HeadsOfInput, heads_of_ranks
+from .output_parts import output_parts, output_parts_of_heads
+from .parallel.control import Control
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
-from .parallel.problem import RankProblem
-from .parallel.routes import ROUTES
+from .parallel.folding import SHORTEST, piece_length
+from .parallel.problem import RankProblem, UnsuitableScan
 from .parallel.transports import TRANSPORTS
 from .progress import Progress
 from .report import Digest, describe
+from .session import AgreedError
+from .traffic import crossings, held_bytes
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 
@@ -48,13 +53,21 @@ class _Run:
     """The steps of one job on one rank."""
 
     def __init__(self, session, job, source, progress, cuts):
-        self.session, self.job, self.source = session, job, source
-        self.transport = TRANSPORTS[job.carrier](session.control)
+        # source: what this rank sees of the file.
+        self.session, self.job, self.file, self.source, self.heads = session, job, source, source, None
+        control = session.control
+        if job.shard == "heads":
+            # A rank's heads are a problem of their own, which it computes alone.
+            self.heads = session.together(lambda: heads_of_ranks(source.H, session.size))
+            self.source = HeadsOfInput(source, self.heads[session.rank])
+            control = Control(MPI.COMM_SELF, session.poll, job.exchange_timeout)
+        self.transport = TRANSPORTS[job.carrier](control)
         self.clock = Clock(progress.phase, self.bytes_sent)
         self.options = session.together(lambda: job.options(source.options, source.K))
         session.together(self._check_job)
-        self.segments = partition(source.cu_seqlens, session.size, cuts)
-        self.segment = self.segments[session.rank]
+        self.piece_length = piece_length(source.T) if job.reproducible else None
+        self.segments = partition(source.cu_seqlens, self.transport.size, cuts, self.piece_length or CHUNK)
+        self.segment = self.segments[self.transport.rank]
         self.threads = session.threads()
         self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
         self.engine = session.together(self._make_engine)
@@ -66,9 +79,10 @@ class _Run:
         return self.session.control.sent + self.transport.sent + self.session.transport.sent
 
     def _make_engine(self):
-        if self.job.engine in ("auto", "cuda") and cuda_usable():
+        name = "numpy" if self.job.reproducible and self.job.engine == "auto" else self.job.engine
+        if name in ("auto", "cuda") and cuda_usable():
             self.session.use_device(self.job.oversubscribe)
-        return make_engine(self.job.engine, self.session.poll, self.threads)
+        return make_engine(name, self.session.poll, self.threads)
 
     def _check_engine(self):
         """Whether the engine takes this input is told before anything is read."""
@@ -83,8 +97,13 @@ class _Run:
             raise InputError(f"{self.job.input}: {error}") from None
 
     def _check_job(self):
+        if self.job.save_boundary and self.job.shard == "heads":
+            raise InputError("save_boundary: expected ranks that share tokens, got --shard heads, where nothing crosses")
         if self.job.backward and not self.source.has("d_out"):
             raise InputError(f"{self.job.input}: /inputs/d_out: expected a dataset for --backward, got nothing")
+        conv = self.source.conv
+        if self.job.reproducible and conv is not None and max(x.shape[1] for x in conv.weights.values()) > SHORTEST:
+            raise InputError(f"reproducible: expected a short convolution of at most {SHORTEST} tokens beside it")
         if self.session.rank == 0:
             # A name that cannot be written is told now, not after the work.
             check_output(self.job.output, self.job.force, self.job.io)
@@ -93,19 +112,25 @@ class _Run:
         source, job = self.source, self.job
         segment = self.segment
         self.memory = resources.share_bytes(source, source.dtypes, segment.stop - segment.start, len(segment.pieces),
-                                            self.session.size, job.backward)
-        self.disk = resources.output_bytes(source, source.dtypes, job.backward)
+                                            self._held(), job.backward)
+        self.disk = resources.output_bytes(self.file, source.dtypes, job.backward)
         on_node = sum(self.session.node.allgather(self.memory))
         self.session.together(lambda: resources.check_memory(on_node) if self.session.node.rank == 0 else None)
         if self.session.rank == 0:
             resources.check_disk(job.output, self.disk)
+
+    def _held(self):
+        """Bytes of boundary matrices on this rank, at most: a decay skip may make it less."""
+        source = self.source
+        both = crossings(self.segments, source.HV, source.K, source.V, self.state_dtype, self.job.backward)
+        return held_bytes(self.job.scan, both)[self.segment.rank]
 
     def print_plan(self):
         """What would be done, on rank 0's standard output."""
         rows = self.session.control.collect((self.segment, self.memory), "collecting the plan")
         if self.session.rank:
             return
-        print(f"engine {self.engine.name}, scan {self.job.route}, output {self.disk} bytes, options {self.options}")
+        print(f"engine {self.engine.name}, shard {self.job.shard}, scan {self.job.scan}, output {self.disk} bytes, options {self.options}")
         for segment, memory in rows:
             pieces = ", ".join(f"{p.sequence}[{p.start}:{p.stop}]" for p in segment.pieces)
             print(f"rank {segment.rank}: tokens {segment.start}:{segment.stop}, about {memory} bytes of memory, "
@@ -118,8 +143,11 @@ class _Run:
         if self.job.check_finite:
             self.session.together(self._check_finite)
         with self.clock("prepare"):
-            problem = self._take_to_engine()
-        forward = problem.forward(self.initial_states, save=self.job.backward)
+            problem = self.problem = self._take_to_engine()
+        try:
+            forward = problem.forward(self.initial_states, save=self.job.backward)
+        except UnsuitableScan as error:
+            raise AgreedError(str(error)) from None
         gradients = None
         if self.job.backward:
             gradients = problem.backward(forward, self.d_out, self.d_final_states)
@@ -129,7 +157,12 @@ class _Run:
         if self.session.size > 1:
             with self.clock("bounds"):
                 skips = self.session.control.collect(problem.skip_rows(forward, gradients), "collecting the bounds")
-        parts = output_parts(self.source, self.options, problem, forward, gradients, self.job.save_boundary)
+        results = (self.options, problem, forward, gradients)
+        if self.heads is None:
+            parts = output_parts(self.file, *results, self.job.save_boundary)
+        else:
+            with self.clock("write"):
+                parts = output_parts_of_heads(self.file, *results, self.session.transport, self.heads)
         write = WRITERS[self.job.io]
         with self.clock("write"):
             report = write(self.session, self.job.output, self.job.force, parts,
@@ -141,8 +174,8 @@ class _Run:
         operands = self.engine.take(self.operands)
         if self.job.backward:
             self.d_out = self.engine.take_array(self.d_out)
-        return RankProblem(self.engine, self.transport, ROUTES[self.job.route], self.segments, operands, self.options,
-                           self.clock, self.convolution)
+        return RankProblem(self.engine, self.transport, self.job.scan, self.segments, operands, self.options,
+                           self.clock, self.convolution, piece_length=self.piece_length)
 
     def _read(self):
         source, segment = self.source, self.segment
@@ -185,6 +218,8 @@ class _Run:
 
     def _check_finite(self):
         segment, where = self.segment, f"{self.job.input}: rank {self.session.rank}: /inputs/"
+        if self.heads is not None:
+            where = f"{where.removesuffix('/inputs/')}heads counted from key head {self.heads[self.session.rank].start}: /inputs/"
         first = segment.pieces[0].sequence if segment.pieces else 0
         gradient = {"d_out": self.d_out} if self.job.backward else {}
         check_values(self.operands, self.options, where, segment.start, first, **gradient)

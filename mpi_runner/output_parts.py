@@ -3,42 +3,87 @@
 import numpy as np
 
 from kda_engine import layout
+from kda_engine.arrays import to_host
 
 from .gathering import Part
+from .head_shards import OF_KEY_HEADS, by_rows, shares
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 
 
-def output_parts(source, options, problem, forward, gradients, save_boundary):
-    """The `Part`s of a run, a list.
+class _Results:
+    """The results of one rank by their names in the file.
 
-    source: the open input. problem, forward, gradients: the `RankProblem` and its results; gradients is None without a
-    backward. save_boundary: the ranks' boundary matrices too.
+    problem, forward, gradients: the `RankProblem` and its results; gradients is None without a backward.
     """
-    segments, operands, rank = problem.segments, problem.share.operands, problem.segment.rank
-    state_dtype = operands.state_dtype
-    N, HV, K, V = source.N, source.HV, source.K, source.V
+
+    def __init__(self, options, problem, forward, gradients):
+        state = lambda x: layout.state_out(x, options.state_layout)
+        self.tokens = {"outputs/out": ("v", forward.outs)}
+        self.ended, self.started = {"outputs/final_state": state(forward.final_states)}, {}
+        self.parameters = {}
+        if gradients is not None:
+            self.tokens |= {f"grads/d{name}": (name, gradients.per_token("d" + name)) for name in PER_TOKEN}
+            dtype = problem.share.operands.state_dtype
+            self.parameters = {f"grads/{name}": x.astype(dtype) for name, x in gradients.parameters.items()}
+            self.started = {"grads/d_initial_state": state(gradients.d_initial_states)}
+
+
+def output_parts(source, options, problem, forward, gradients, save_boundary):
+    """The `Part`s of a run whose ranks share the tokens, a list.
+
+    source: the open input. save_boundary: the ranks' boundary matrices too.
+    """
+    results, segments, rank = _Results(options, problem, forward, gradients), problem.segments, problem.segment.rank
+    operands = problem.share.operands
     tokens = [(s.start, s.stop - s.start) for s in segments]
     sequences = lambda of: [(r.start if len(r) else 0, len(r)) for r in (getattr(s, of) for s in segments)]
-    state = lambda x: layout.state_out(x, options.state_layout)
-    state_shape = (N, HV, K, V) if options.state_layout == "KV" else (N, HV, V, K)
-    shape = lambda name: (source.T,) + getattr(operands, name).shape[1:]
-    parts = [
-        Part("outputs/out", shape("v"), source.dtypes["v"], tokens, forward.outs),
-        Part("outputs/final_state", state_shape, state_dtype, sequences("ended"), [state(forward.final_states)]),
-    ]
-    if gradients is not None:
-        parts += [Part(f"grads/d{name}", shape(name), source.dtypes[name], tokens, gradients.per_token("d" + name))
-                  for name in PER_TOKEN]
-        for name, x in gradients.parameters.items():
-            x = x.astype(state_dtype)
-            on_root = [(0, len(x))] + [(0, 0)] * (len(segments) - 1)
-            parts.append(Part(f"grads/{name}", x.shape, state_dtype, on_root, [x] if rank == 0 else []))
-        parts.append(Part("grads/d_initial_state", state_shape, state_dtype, sequences("started"),
-                          [state(gradients.d_initial_states)]))
+    parts = [Part(name, (source.T,) + getattr(operands, like).shape[1:], source.dtypes[like], tokens, blocks)
+             for name, (like, blocks) in results.tokens.items()]
+    parts += [Part(name, (source.N,) + x.shape[1:], x.dtype, sequences("ended"), [x])
+              for name, x in results.ended.items()]
+    parts += [_on_root(name, x, len(segments), rank) for name, x in results.parameters.items()]
+    parts += [Part(name, (source.N,) + x.shape[1:], x.dtype, sequences("started"), [x])
+              for name, x in results.started.items()]
     if save_boundary:
-        parts += _boundary_parts(source, state_dtype, len(segments), rank, forward, gradients)
-    return parts
+        parts += _boundary_parts(source, operands.state_dtype, len(segments), rank, forward, gradients)
+    return _in_file_order(parts)
+
+
+def output_parts_of_heads(source, options, problem, forward, gradients, transport, heads):
+    """The `Part`s of a run whose ranks share the heads, a list: every rank gets rows of all heads. Collective.
+
+    source: the open input, all heads. transport: of all ranks. heads: the key heads of every rank, ranges.
+    """
+    results, rank, ranks = _Results(options, problem, forward, gradients), transport.rank, transport.size
+    key = [len(of_rank) for of_rank in heads]
+    value = [width * source.HV // source.H for width in key]
+    tokens, sequences = shares(source.T, ranks), shares(source.N, ranks)
+    parts = []
+    for name, (like, blocks) in results.tokens.items():
+        blocks = blocks or [getattr(problem.share.operands, like)]
+        rows = by_rows(transport, blocks, tokens, key if like in OF_KEY_HEADS else value, f"sharing {name}")
+        parts.append(Part(name, (source.T,) + rows.shape[1:], source.dtypes[like], tokens, [rows]))
+    for name, x in (results.ended | results.started).items():
+        rows = by_rows(transport, [x], sequences, value, f"sharing {name}")
+        parts.append(Part(name, (source.N,) + rows.shape[1:], rows.dtype, sequences, [rows]))
+    for name, x in results.parameters.items():
+        flat = np.ascontiguousarray(to_host(x)).reshape(-1)
+        lengths = transport.control.collect(flat.size, f"sharing {name}")
+        whole = np.concatenate(transport.gather(flat, lengths, f"sharing {name}")).reshape(-1, *x.shape[1:])
+        parts.append(_on_root(name, whole, ranks, rank))
+    return _in_file_order(parts)
+
+
+def _in_file_order(parts):
+    """Initial states' gradients behind the parameters', everything else as it came."""
+    return sorted(parts, key=lambda part: (not part.name.startswith("outputs/"), part.name.startswith("boundary/"),
+                                           part.name == "grads/d_initial_state"))
+
+
+def _on_root(name, x, ranks, rank):
+    spans = [(0, len(x))] + [(0, 0)] * (ranks - 1)
+    return Part(name, x.shape, x.dtype, spans, [x] if rank == 0 else [])
 
 
 def _boundary_parts(source, dtype, ranks, rank, forward, gradients):

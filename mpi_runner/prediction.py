@@ -1,21 +1,8 @@
 """Time of a run in closed form, from rates that somebody states. Exchanges are taken not to overlap with work."""
 
-from dataclasses import dataclass
+from .parallel.rates import Rates
 
-
-@dataclass(frozen=True)
-class Rates:
-    """What one rank does in a second.
-
-    forward, backward, summary: tokens times value heads. bandwidth: bytes sent to other ranks. latency: seconds that
-    each message takes beside its bytes.
-    """
-
-    forward: float
-    backward: float
-    summary: float
-    bandwidth: float
-    latency: float
+__all__ = ["Rates", "predict"]
 
 
 def predict(route, crossings, rates):

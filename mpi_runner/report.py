@@ -58,6 +58,7 @@ def describe(run, skips, input_digest, parts):
         "rank": session.rank, "host": MPI.Get_processor_name(), "threads": run.threads,
         "device": session.device,
         "tokens": [run.segment.start, run.segment.stop],
+        "heads": None if run.heads is None else [run.heads[session.rank].start, run.heads[session.rank].stop],
         "pieces": [[p.sequence, p.start, p.stop] for p in run.segment.pieces],
         "seconds": {phase: seconds for phase, (seconds, _) in phases.items()},
         "bytes": {phase: sent for phase, (_, sent) in phases.items()},
@@ -70,7 +71,9 @@ def describe(run, skips, input_digest, parts):
     skips = accumulate_bounds([row for of_rank in skips for row in of_rank])
     within = finite_rows([row for of_rank in within for row in of_rank])
     report = {
-        "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name, "scan": run.job.route,
+        "job": run.job.to_dict(), "options": run.options.to_dict(), "engine": run.engine.name,
+        "scan": run.problem.route.name, "scan_reason": run.problem.reason, "shard": run.job.shard,
+        "piece_length": run.piece_length,
         "transport": run.transport.name, "cu_seqlens": run.source.cu_seqlens.tolist(),
         "ranks": list(rows), "decay_skip": skips, "device_skip": within,
         "dropped_total": dropped_total(skips, within), "not_finite": not_finite(seen, run.source.cu_seqlens),
@@ -109,7 +112,7 @@ def _place(name, row, second, cu_seqlens):
 def summary(report, path):
     """Lines for rank 0's standard output: what was written, the slowest rank's time and all ranks' bytes by phase."""
     ranks = report["ranks"]
-    tokens = sum(row["tokens"][1] - row["tokens"][0] for row in ranks)
+    tokens = report["cu_seqlens"][-1]
     phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
     dropped = sum(row["fallback"].count(False) for row in (*report["decay_skip"], *report["device_skip"]))
     lines = [f"wrote {path}: {counted(tokens, 'token')}, {counted(len(ranks), 'rank')}, engine {report['engine']}, scan {report['scan']}",

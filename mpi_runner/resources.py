@@ -34,13 +34,15 @@ def _widths(sizes):
     return {"q": H * K, "k": H * K, "v": HV * V, "g": HV * K, "beta": HV}
 
 
-def share_bytes(sizes, dtypes, tokens, pieces, ranks, backward):
-    """About the most memory that one rank of a NumPy engine takes for `tokens` of its own."""
+def share_bytes(sizes, dtypes, tokens, pieces, boundary, backward):
+    """About the most memory that one rank of a NumPy engine takes for `tokens` of its own.
+
+    boundary: bytes of boundary matrices, its own and other ranks', that it holds at once (`traffic.held_bytes`).
+    """
     HV, K, V, width = sizes.HV, sizes.K, sizes.V, _widths(sizes)
     inputs = tokens * token_bytes(sizes, dtypes)
     out = tokens * width["v"] * dtypes["v"].itemsize
     state = HV * K * V * state_bytes(dtypes)
-    boundary = ranks * HV * K * (K + V) * state_bytes(dtypes)
     total = inputs + out + 2 * pieces * state + boundary
     if backward:
         total += inputs + out + 2 * pieces * state + HostEngine.memory(tokens, pieces, state)

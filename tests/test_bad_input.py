@@ -122,7 +122,7 @@ BROKEN = {
                              ("in.h5", "gate", "expected")),
     "a number of 5 MB": (edit(lambda f: f.attrs.create("format_version", np.zeros(1_000_000))), [],
                          ("in.h5", "format_version", "expected 1")),
-    "not built": (lambda path: None, ["--scan", "exscan"], ("exscan", "not built")),
+    "not built": (lambda path: None, ["--transport", "nccl"], ("nccl", "not built")),
     "no tolerance": (lambda path: None, ["--decay-skip", "certified"], ("tolerance",)),
 }
 

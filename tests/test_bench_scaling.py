@@ -8,6 +8,7 @@ from kda_engine.bench.table import markdown
 from kda_engine.errors import InputError
 from mpi_runner.__main__ import main
 from mpi_runner.benchmarks.ranks import rank_counts
+from mpi_runner.benchmarks.scaling import SCANS
 
 # Three ranks on two sequences: one is cut, and one rank holds the end of one and the start of the other.
 SHAPE = ("--shape", "2x40x2", "--samples", 2)
@@ -20,7 +21,7 @@ def test_every_scan_and_number_of_ranks(tmp_path, more):
     assert done.returncode == 0, done.stderr
     record = read_record(path)
     cases = [(row["case"]["ranks"], row["case"]["scan"]) for row in record["rows"]]
-    assert cases == [(ranks, scan) for ranks in (1, 2, 3) for scan in ("serial", "allgather")]
+    assert cases == [(ranks, scan) for ranks in (1, 2, 3) for scan in SCANS]
     assert all(len(row["samples"][OURS]) == 2 and row["error"] <= row["allowed"] for row in record["rows"])
     assert done.stdout.count("| mpi |") == len(cases)
 

@@ -12,7 +12,8 @@ from mpi_runner.prediction import Rates, predict
 from mpi_runner.traffic import boundary_bytes, crossings, parameter_bytes, state_sizes
 
 ONE_LONG = np.array([0, 1000])
-SCANS = tuple(ROUTES)
+# What carries any run; `neighbour` carries those without a rank that a sequence passes through.
+SCANS = tuple(name for name in ROUTES if name != "neighbour")
 
 # One head in float32: S takes 400 bytes, M 100.
 HV, K, V = 1, 5, 20
@@ -41,6 +42,14 @@ def test_one_sequence_over_four_ranks():
     # The first rank has no M to send, the last nothing at all; backward, D from all but the first.
     assert sent(ONE_LONG, 4, "allgather", False) == [1200, 1500, 1500, 0]
     assert sent(ONE_LONG, 4, "allgather", True) == [1200, 2700, 2700, 1200]
+    assert sent(ONE_LONG, 4, "chain", False) == [400, 400, 400, 0]
+    assert sent(ONE_LONG, 4, "chain", True) == [400, 800, 800, 400]
+    # Rounds at distances 1 and 2, then a state each to the neighbour. Ranks that know their state send no M.
+    assert sent(ONE_LONG, 4, "exscan", False) == [1200, 900, 400, 0]
+    assert sent(ONE_LONG, 4, "exscan", True) == [1200, 1300, 1300, 1200]
+    # The only head is scanned by the last rank, which sends two states back; backward it is the first, and sends three.
+    assert sent(ONE_LONG, 4, "heads", False) == [400, 500, 500, 800]
+    assert sent(ONE_LONG, 4, "heads", True) == [400, 900, 900, 2000]
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -155,8 +164,17 @@ def test_a_state_leaves_as_soon_as_its_piece_is_done():
 
 
 def test_rounds():
-    rounds = lambda ranks: ROUTES["allgather"].rounds(crossings(partition(ONE_LONG, ranks), HV, K, V, "f4", False)[0])
-    assert [rounds(ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
+    """With a second a message and nothing else."""
+    rates = Rates(forward=1, backward=1, summary=1, bandwidth=float("inf"), latency=1)
+
+    def seconds(scan, ranks):
+        return ROUTES[scan].exchange_seconds(crossings(partition(ONE_LONG, ranks), HV, K, V, "f4", False)[0], rates)
+
+    assert [seconds("allgather", ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
+    assert [round(seconds("exscan", ranks)) for ranks in (1, 2, 3, 4, 6, 10)] == [0, 1, 2, 3, 4, 5]
+    assert [round(seconds("heads", ranks)) for ranks in (1, 2, 3, 9)] == [0, 1, 2, 2]
+    # One head is one part.
+    assert [seconds("chain", ranks) for ranks in (1, 2, 3, 9)] == [0, 1, 2, 8]
 
 
 def test_rates_from_the_command_line(capsys):
@@ -172,3 +190,17 @@ def test_rates_from_the_command_line(capsys):
     assert "--bandwidth: expected a rate" in refused(capsys, "--forward-rate", 1)
     assert "--latency: expected a number" in refused(capsys, *rates, "--latency", -1)
     assert "--forward-rate: expected a number" in refused(capsys, *rates, "--forward-rate", "nan")
+
+
+def test_a_plan_for_many_ranks_says_which_scan_and_what_it_holds(capsys):
+    """To 4096 ranks on machines of 8: memory does not grow but for the gather."""
+    many = plan(capsys, "--heads", 64, "--tokens", 1 << 22, "--ranks", 4096, "--ranks-per-node", 8, "--backward",
+                "--forward-rate", 1e8, "--backward-rate", 5e7, "--bandwidth", 4.5e10, "--latency", 8e-6)
+    few = plan(capsys, "--heads", 64, "--tokens", 1 << 22, "--ranks", 8)
+    assert many["auto"]["scan"] != "allgather" and "predicted" in many["auto"]["reason"]
+    for scan in ("chain", "levels", "exscan", "serial"):
+        assert many["scans"][scan]["memory_bytes"] == few["scans"][scan]["memory_bytes"]
+    assert many["scans"]["allgather"]["memory_bytes"] > 400 * few["scans"]["allgather"]["memory_bytes"]
+    seconds = {scan: row["seconds"] for scan, row in many["scans"].items()}
+    assert seconds["serial"] > seconds["chain"] > seconds["levels"]
+    assert "ranks_per_node: expected at least 1, got 0" in refused(capsys, "--ranks-per-node", 0)

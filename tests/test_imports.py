@@ -141,6 +141,16 @@ def test_importing_the_engine_loads_no_heavy_library():
     assert "kda_engine.api" in loaded and not loaded & {"cupy", "mpi4py", "h5py", "scipy", "kda_engine.engines.cuda"}
 
 
+def test_the_engine_names_the_driver_once():
+    """`kda_engine.distributed` is the driver's, handed on by the package's front door when it is asked for."""
+    names = [path for path in modules("kda_engine") if "mpi_runner" in path.read_text()
+             and any(isinstance(node, ast.Constant) and str(node.value).startswith("mpi_runner")
+                     for node in ast.walk(ast.parse(path.read_text())))]
+    assert [inside(path, "kda_engine") for path in names] == ["__init__.py"]
+    assert "mpi4py" not in loaded_by("import kda_engine; kda_engine.forward")
+    assert "mpi_runner.distributed" in loaded_by("import kda_engine; kda_engine.distributed")
+
+
 def test_a_computation_needs_neither_files_nor_mpi():
     loaded = loaded_by("import numpy as np, kda_engine as kda\n"
                        "x = np.ones((3, 1, 2), 'f4')\n"

@@ -119,3 +119,22 @@ def test_certified_skip_stays_within_the_bounds_it_reports(folder, ranks):
         assert result["dropped"][name] > 0, f"{name}: nothing was dropped, so nothing was shown"
     for name in ("relay", "alternating", "alternating-reflecting", "weak", "repeat"):
         assert result["fallbacks"][name], name
+
+
+def test_one_message_to_the_neighbour_only_where_that_is_enough(folder):
+    """Asked for where a transition matters, it is refused on all ranks and nothing is written."""
+    case = cases.make("strong", dtype="f8", tokens=1500)
+    write_case(case, folder / "in.h5")
+    run = lambda *more: launch(3, "-m", "mpi_runner", "run", folder / "in.h5", folder / "near.h5", "--engine", "numpy",
+                               "--backward", "--scan", "neighbour", *more)
+    done = run()
+    assert done.returncode == 2 and "needs a run in which no rank's transition matters" in done.stderr
+    assert not (folder / "near.h5").exists()
+    done = run("--tolerance", "1e-6")
+    assert done.returncode == 0, done.stderr
+    with ResultFile(folder / "near.h5") as result:
+        report = result.report
+    assert report["scan"] == "neighbour" and report["transport"] == "mpi"
+    # A state forward and a gradient back, whatever the number of ranks.
+    state = 8 * case.k.shape[1] * case.k.shape[2] * case.v.shape[2]
+    assert [row["bytes"]["gather"] for row in report["ranks"]] == [state, 2 * state, state]

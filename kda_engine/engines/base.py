@@ -57,6 +57,9 @@ class Engine:
     def __init__(self, poll=lambda: None):
         self.poll = poll
 
+    def fix_sums(self):
+        """Let the bits of sums over tokens depend on the tokens alone, not on how the work is shared out."""
+
     @classmethod
     def memory(cls, tokens, sequences, state_bytes):
         """Bytes that a forward keeps for its backward at most, inputs apart; state_bytes: of a sequence's [HV,K,V]."""

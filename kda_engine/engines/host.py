@@ -46,6 +46,7 @@ class HostEngine(Engine):
         super().__init__(poll)
         self.threads = threads or thread_count()
         self._halted = False
+        self._heads_per_task = None
 
     @classmethod
     def memory(cls, tokens, sequences, state_bytes):
@@ -54,6 +55,10 @@ class HostEngine(Engine):
 
     def take_array(self, x):
         return to_host(x)
+
+    def fix_sums(self):
+        # A task's heads decide how long its slabs are, and a slab is what is summed at once.
+        self._heads_per_task = HEADS_PER_TASK
 
     def summarise(self, operands, options, initial_state, transition):
         K, V = operands.K, operands.V
@@ -165,7 +170,8 @@ class HostEngine(Engine):
 
     def _tasks(self, operands, options):
         group = operands.value_heads // operands.heads
-        shared_heads = max(1, min(HEADS_PER_TASK, -(-operands.value_heads // self.threads)) // group)
+        per_task = self._heads_per_task or min(HEADS_PER_TASK, -(-operands.value_heads // self.threads))
+        shared_heads = max(1, per_task // group)
         chunk_bytes = CHUNK_LENGTH * max(operands.K, operands.V) * operands.state_dtype.itemsize * shared_heads * group
         chunks_per_slab = max(1, SLAB_BYTES // chunk_bytes)
         tables = ChunkTable.split(operands.cu_seqlens, CHUNK_LENGTH, chunks_per_slab)

@@ -16,8 +16,8 @@ def add(modes):
     parser = modes.add_parser(
         "collectives", help="measure the transfers between ranks, under mpirun",
         description="Under mpirun: measures the boundary exchange of one sequence over all ranks by each scan "
-                    "strategy, and the sum of the parameter gradients, head size 128, float32. Results are checked first. The "
-                    "time of a sample is the slowest rank's. Exit code 1 when a check fails.")
+                    "strategy, and the sum of the parameter gradients, head size 128, float32. Results are checked first. "
+                    "The time of a sample is the slowest rank's. Exit code 1 when a check fails.")
     parser.add_argument("--heads", nargs="+", type=int, default=[4, 16, 64], metavar="HV",
                         help="value heads: the message sizes (4 16 64)")
     parser.add_argument("--ranks", nargs="+", type=int, metavar="R",

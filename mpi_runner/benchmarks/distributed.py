@@ -10,13 +10,12 @@ from kda_engine.layout import Operands
 from kda_engine.partition import partition
 
 from ..parallel.problem import RankProblem
-from ..parallel.routes import ROUTES
 
 
 class DistributedCall:
     """Everything a rank needs to run its share again and again; every rank holds the whole Problem.
 
-    what: FORWARD or BOTH. scan: a name of `routes.ROUTES`. threads: of the rank, for an engine on the host.
+    what: FORWARD or BOTH. scan: as `RankProblem` takes it. threads: of the rank, for an engine on the host.
     """
 
     def __init__(self, problem, what, transport, scan, threads):
@@ -27,7 +26,7 @@ class DistributedCall:
         operands = Operands(**{name: x for name, x in problem.inputs.items() if name != "initial_state"},
                             cu_seqlens=problem.shape.cu_seqlens, state_dtype=np.dtype("f4"))
         engine = make_engine(problem.machine.engine, self._poll, threads)
-        self.mine = RankProblem(engine, transport, ROUTES[scan], segments,
+        self.mine = RankProblem(engine, transport, scan, segments,
                                 operands.slice_tokens(tokens.start, tokens.stop), problem.options)
         self.initial_states = _rows(problem.inputs["initial_state"], segment.started)
         if what == BOTH:

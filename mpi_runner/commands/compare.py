@@ -19,8 +19,8 @@ def add(subparsers):
     parser = subparsers.add_parser(
         "compare", help="compare two outputs, tensor by tensor",
         description="Prints the relative Frobenius error of every tensor of A against B (outputs or goldens). Exit "
-                    "code 0: all are within the tolerance; 1: some are not, or a tensor is in one file only; 77: there is "
-                    "nothing to compare.")
+                    "code 0: all are within the tolerance; 1: some are not, or a tensor is in one file only; 77: there "
+                    "is nothing to compare.")
     parser.add_argument("a", metavar="A.h5")
     parser.add_argument("b", metavar="B.h5")
     parser.add_argument("--tolerance", type=float, metavar="X",

@@ -32,6 +32,8 @@ def add(subparsers):
     parser.add_argument("--dtype", metavar="TYPE",
                         help="type of the inputs: bfloat16, float16, float32 or float64 (float32)")
     parser.add_argument("--ranks", type=whole_number, default=1, metavar="R", help="ranks of the run (1)")
+    parser.add_argument("--ranks-per-node", type=whole_number, metavar="N", default=None,
+                        help="how many ranks share a machine (all)")
     parser.add_argument("--backward", action="store_true", default=False, help="forward and backward (forward alone)")
     rates = parser.add_argument_group("rates to predict times from")
     for name, text in RATES.items():
@@ -47,7 +49,9 @@ def main(args):
         raise InputError(f"ranks: expected at least 1, got {args.ranks}")
     check_sizes({"ranks": args.ranks})
     check_boundaries(shape.HV, shape.K, shape.V, args.ranks)
-    plan = make_plan(shape, args.ranks, args.backward, _rates(args))
+    if args.ranks_per_node is not None and args.ranks_per_node < 1:
+        raise InputError(f"ranks_per_node: expected at least 1, got {args.ranks_per_node}")
+    plan = make_plan(shape, args.ranks, args.backward, _rates(args), args.ranks_per_node)
     print(json.dumps(plan, indent=2) if args.json else _text(plan))
     return PASS
 
@@ -60,23 +64,29 @@ class Shape:
         self.T, self.N = int(cu_seqlens[-1]), len(cu_seqlens) - 1
 
 
-def make_plan(shape, ranks, backward, rates=None):
+def make_plan(shape, ranks, backward, rates=None, per_node=None):
     """The plan as plain values: shape, per rank {tokens, sequences, memory_bytes}, per scan {per rank, total}.
 
-    rates: `prediction.Rates`; with them each scan has "seconds" too.
+    per_node: ranks of one machine, None for all. rates: `prediction.Rates`; with them each scan has "seconds" too.
     """
     from kda_engine.partition import partition
 
     from .. import resources
+    from ..parallel.rates import TYPICAL
     from ..parallel.routes import ROUTES
+    from ..parallel.routes.choice import choose
     from ..prediction import predict
-    from ..traffic import boundary_bytes, crossings, parameter_bytes, state_sizes
+    from ..traffic import boundary_bytes, crossings, held_bytes, parameter_bytes, state_sizes
 
     segments = partition(shape.cu_seqlens, ranks)
     width = resources.state_bytes(shape.dtypes)
     state, transition = state_sizes(shape.HV, shape.K, shape.V, f"f{width}")
-    both, scans = crossings(segments, shape.HV, shape.K, shape.V, f"f{width}", backward), {}
+    nodes = None if per_node is None else tuple(rank // per_node for rank in range(ranks))
+    both, scans = crossings(segments, shape.HV, shape.K, shape.V, f"f{width}", backward, nodes), {}
+    auto, held = choose(both[0], rates or TYPICAL), held_bytes("auto", both)
     for scan, route in ROUTES.items():
+        if not all(map(route.covers, both)):
+            continue
         sent = boundary_bytes(route, both)
         scans[scan] = {"bytes_sent": sent, "total": sum(sent), "largest": max(sent),
                        "memory_bytes": max(max(route.held(one)) for one in both)}
@@ -90,9 +100,9 @@ def make_plan(shape, ranks, backward, rates=None):
         "parameter_sum_bytes": parameter_bytes(shape.HV, shape.K, ranks) if backward else 0,
         "ranks": [{"tokens": segment.stop - segment.start, "sequences": len(segment.pieces),
                    "memory_bytes": resources.share_bytes(shape, shape.dtypes, segment.stop - segment.start,
-                                                         len(segment.pieces), ranks, backward)}
+                                                         len(segment.pieces), held[segment.rank], backward)}
                   for segment in segments],
-        "scans": scans,
+        "scans": scans, "auto": {"scan": auto[0].name, "reason": auto[1]},
     }
 
 
@@ -154,10 +164,13 @@ def _text(plan):
     lines.append(f"{'all':>4}{plan['shape']['T']:>10}{plan['shape']['N']:>11}"
                  f"{sum(rank['memory_bytes'] for rank in plan['ranks']):>16}"
                  + "".join(f"{scan['total']:>16}" for scan in plan["scans"].values()))
+    held = "".join(f"{scan['memory_bytes']:>16}" for scan in plan["scans"].values())
+    lines.append(f"{'held of other ranks, bytes, at most':<41}{held}")
     if all("seconds" in scan for scan in plan["scans"].values()):
         seconds = "".join(f"{scan['seconds']:>16.4g}" for scan in plan["scans"].values())
         lines.append(f"{'predicted seconds':<41}{seconds}")
-    lines.append("memory in bytes, about; under each scan the bytes that a rank sends (exact decay skip)")
+    lines.append(f"auto takes {plan['auto']['scan']}: {plan['auto']['reason']}")
+    lines.append("memory in bytes, about, by the scan that auto takes; under each scan the bytes that a rank sends (exact decay skip)")
     if plan["parameter_sum_bytes"]:
         lines.append(f"and {plan['parameter_sum_bytes']} bytes a rank for the sum of the parameter gradients")
     return "\n".join(lines)

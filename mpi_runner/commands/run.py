@@ -7,7 +7,7 @@ from kda_engine.options import DECAY_SKIPS
 
 from .. import operator_options
 from ..exit_codes import MISMATCH
-from ..job import CHOICES, Job
+from ..job import CHOICES, NOT_BUILT, Job
 
 
 def add(subparsers):
@@ -21,13 +21,15 @@ def add(subparsers):
     parser.add_argument("--engine", choices=CHOICES["engine"],
                         help="who computes (auto: cuda where a device can be used, else numpy)")
     parser.add_argument("--scan", choices=CHOICES["scan"],
-                        help="how boundary states travel: serial or allgather (auto: allgather)")
-    parser.add_argument("--transport", choices=CHOICES["transport"], help="what carries them: mpi (auto: mpi)")
+                        help="how boundary states go from rank to rank (auto)")
+    parser.add_argument("--transport", choices=CHOICES["transport"], metavar=_built("transport"),
+                        help="how data are sent between ranks (auto)")
+    parser.add_argument("--shard", metavar="{tokens,heads}", help="what each rank takes of the input (tokens)")
     parser.add_argument("--decay-skip", choices=DECAY_SKIPS,
                         help="when to drop a transition (certified where the tolerance is above 0, else exact)")
     parser.add_argument("--tolerance", type=float, metavar="X",
                         help="bound on the norm of a dropped transition, in [0, 1) (0)")
-    switch("reproducible", "the same bits at every rank count; not built yet")
+    switch("reproducible", "the same bits at every rank count (engines on the host, exact decay skip)")
     switch("check-finite", "look for NaN, infinities and positive log decay in the input first (do not look)")
     switch("require-finite", "exit code 1 where a result holds NaN or an infinity; the output is written (code 0)")
     switch("allow-external", "read what the input links to in other files or keeps outside HDF5 files (refuse)")
@@ -45,6 +47,11 @@ def add(subparsers):
     operator = parser.add_argument_group("operator options", "fixed by the input file; a value here must agree with it")
     operator_options.add(operator)
     parser.set_defaults(run=main)
+
+
+def _built(option):
+    """The values of an option that a help text shows."""
+    return "{" + ",".join(value for value in CHOICES[option] if value not in NOT_BUILT[option]) + "}"
 
 
 def main(args):

@@ -5,6 +5,7 @@ dS_in = M^T dS_out + D. With D for S and M^T for M both are the same, so routes 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,7 +49,8 @@ class Crossings:
     """Everything that crosses ranks in one direction; the same on every rank.
 
     segments: of all ranks. HV, K, V; width: bytes of one value of a state. kept [R,HV] bool: heads whose transition
-    matters, which only pieces that pass right through a rank can have.
+    matters, which only pieces that pass right through a rank can have. nodes: of every rank, a name of the machine that it runs on;
+    None where all are on one.
     """
 
     direction: Direction
@@ -58,13 +60,14 @@ class Crossings:
     V: int
     width: int
     kept: np.ndarray
+    nodes: tuple | None = None
 
     @classmethod
-    def exact(cls, direction, segments, HV, K, V, width):
+    def exact(cls, direction, segments, HV, K, V, width, nodes=None):
         """Those of a run that drops no transition."""
         kept = np.zeros((len(segments), HV), bool)
         kept[[passes(segment) for segment in segments]] = True
-        return cls(direction, segments, HV, K, V, width, kept)
+        return cls(direction, segments, HV, K, V, width, kept, nodes)
 
     @property
     def ranks(self):
@@ -96,3 +99,54 @@ class Crossings:
             return []
         ranks = self.direction.chain(self.segments, piece.sequence)
         return ranks[ranks.index(rank) + 1 :]
+
+    @cached_property
+    def chains(self):
+        """Every sequence that crosses ranks, a `Chain` of all heads each."""
+        ranks = {}
+        for segment in self.segments:
+            for piece in dict.fromkeys(segment.pieces[:1] + segment.pieces[-1:]):
+                if piece.from_left or piece.to_right:
+                    ranks.setdefault(piece.sequence, []).append(segment.rank)
+        return [self._chain(sequence, held[:: self.direction.sign]) for sequence, held in ranks.items()]
+
+    def _chain(self, sequence, ranks):
+        kept = self.kept[ranks]
+        kept[[0, -1]] = False
+        nodes = tuple(0 if self.nodes is None else self.nodes[rank] for rank in ranks)
+        return Chain(sequence, tuple(ranks), np.arange(self.HV), kept, nodes)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Some heads of one sequence along the ranks that hold it, in the order of travel.
+
+    A state leaves every position but the last. heads [h]: numbers of the heads. kept [positions,h] bool: where a
+    transition matters; never at the first position, whose state is known, nor at the last, which feeds nobody. nodes: of
+    each position.
+    """
+
+    sequence: int
+    ranks: tuple
+    heads: np.ndarray
+    kept: np.ndarray
+    nodes: tuple
+
+    @property
+    def feeding(self):
+        """How many positions a state leaves."""
+        return len(self.ranks) - 1
+
+    def of_heads(self, which):
+        """The same for some of its heads, a slice or bool [h]."""
+        return Chain(self.sequence, self.ranks, self.heads[which], self.kept[:, which], self.nodes)
+
+    @property
+    def scanned(self):
+        """The part that needs more than its neighbour's state: heads with a transition that matters somewhere."""
+        return self.of_heads(self.kept.any(axis=0))
+
+    @property
+    def handed_on(self):
+        """The part whose states are all known from their own rank's tokens."""
+        return self.of_heads(~self.kept.any(axis=0))

@@ -33,7 +33,7 @@ class Control:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.poll, self.timeout, self._last_sign = poll, timeout, last_sign
         self.sent = 0
-        self._under_way = []
+        self._under_way, self._nodes = [], None
 
     def watch(self, request):
         """Let `progress` move this request on until it is done."""
@@ -68,6 +68,12 @@ class Control:
         mine, top = np.array([number], "i8"), np.empty(1, "i8")
         self.wait(self.comm.Iallreduce(mine, top, op=MPI.MAX), what)
         return int(top[0])
+
+    def nodes(self):
+        """The name of every rank's machine; collective the first time."""
+        if self._nodes is None:
+            self._nodes = tuple(self.collect(MPI.Get_processor_name(), "naming the nodes"))
+        return self._nodes
 
     def collect(self, value, what):
         """One small Python object from every rank, as a list on all ranks."""

@@ -38,6 +38,14 @@ class StagedEngine:
         return replace(result, d_initial_state=self._fetch("d_initial_state", result.d_initial_state),
                        dA_log=to_host(result.dA_log), ddt_bias=to_host(result.ddt_bias))
 
+    def steps(self, operands, options):
+        """Of a `FoldingEngine`, which works on the host."""
+        return self.engine.steps(operands, options)
+
+    def d_steps(self, saved, d_out):
+        """Of a `FoldingEngine`, which works on the host."""
+        return self.engine.d_steps(saved, d_out)
+
     def _fetch(self, name, x):
         """x on the host."""
         module = array_module(x)

@@ -123,6 +123,10 @@ class ForwardSide(Side):
         result = self.engine.forward(group.operands, self.options, states, self.save)
         return result, result.final_state
 
+    def steps(self):
+        """With a `FoldingEngine`, the `Affine`s of all pieces of the piece that feeds others, in the order of travel."""
+        return self.engine.steps(self.feeding.operands, self.options)[-1]
+
     def _summary(self, span, heads, state, transition):
         operands = self.feeding.operands
         if span != slice(0, operands.tokens):
@@ -144,6 +148,10 @@ class BackwardSide(Side):
     def _run(self, name, group, states):
         result = self.engine.backward(self.forwards[name].saved, self.d_outs[name], states)
         return result, result.d_initial_state
+
+    def steps(self):
+        """With a `FoldingEngine`, the same of the gradients."""
+        return self.engine.d_steps(self.forwards[self.feeding_name].saved, self.d_outs[self.feeding_name])[0][::-1]
 
     def _summary(self, span, heads, state, transition):
         # The transitions are the forward's own, so none is made here.

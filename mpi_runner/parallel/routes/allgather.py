@@ -1,4 +1,4 @@
-"""Route B: all boundary pairs to all ranks; then each scans for itself, and all work in parallel."""
+"""All boundary pairs to all ranks; then each scans for itself, and all work in parallel."""
 
 import numpy as np
 
@@ -7,72 +7,87 @@ from kda_engine.affine import Affine
 
 from ..boundary import FORWARD
 from ..volume import gathered
-from .route import Route
+from .scanned import Scanned
 
 
-class Allgather(Route):
+class Allgather(Scanned):
     """Forward S travels, and M of the heads whose transition matters; backward D alone, for M is the forward's."""
 
     name = "allgather"
 
-    def walk(self, side, crossings, skips, transport, transitions):
-        rank, clock = side.segment.rank, side.clock
-        with clock("summarise"):
-            pair = side.summarise(skips)
-        with clock("gather"):
-            mine = transport.buffer(f"packed {side.direction.name}", (self._lengths(crossings)[rank],),
-                                    side.states.dtype)
-            self._pack(crossings, rank, pair, mine)
-            gather = transport.start_gather(mine, self._lengths(crossings),
-                                            f"gathering the boundary matrices, {side.direction.name}")
-        side.run_early()
-        with clock("gather"):
-            contributions = gather.wait()
-        if side.waiting_name is not None:
-            with clock("scan"):
-                pairs = [Affine(self._transition(crossings, r, contributions[r], transitions),
-                                self._state(crossings, contributions[r])) for r in crossings.before(rank)]
-                side.enter(scan.prefix(pairs, np.zeros(side.states.shape[1:], side.states.dtype))[-1])
-            side.run_waiting()
-        if side.direction is FORWARD and side.save:
+    def start(self, crossings, rank, pair, transport, dtype):
+        lengths = self._lengths(crossings)
+        if not any(lengths):
+            return None
+        way = crossings.direction.name
+        mine = transport.buffer(f"packed {way}", (lengths[rank],), dtype)
+        chain = self._fed(crossings, rank)
+        if lengths[rank]:
+            S = pair.S[chain.heads]
+            mine[: S.size] = S.reshape(-1)
+            if len(mine) > S.size:
+                kept = chain.kept[chain.ranks.index(rank)]
+                mine[S.size :] = pair.M[chain.heads[kept]].reshape(-1)
+        return transport.start_gather(mine, lengths, f"gathering the boundary matrices, {way}")
+
+    def travel(self, trip):
+        chain, position, link = trip.chain, trip.position, trip.link
+        yield trip.common.requests
+        contributions = trip.common.contributions
+        heads, S = len(chain.heads), len(chain.heads) * link.K * link.V
+
+        def transition(p):
+            """Of a position, zero for heads that sent none; None if no head did."""
+            if not chain.kept[p].any():
+                return None
+            M = np.zeros((heads, link.K, link.K), link.dtype)
+            M[chain.kept[p]] = contributions[chain.ranks[p]][S:].reshape(-1, link.K, link.K)
+            return M
+
+        if trip.found is not None:
             # The backward scans over the ranks behind; the last of them never sent anything.
-            return {r: self._transition(crossings, r, contributions[r], None) for r in crossings.behind(rank)[:-1]}
-        return None
+            trip.found[chain.sequence] = {p: transition(p) for p in range(position + 1, chain.feeding)}
+        if position == 0:
+            return None
+        pairs = []
+        for p in range(position):
+            M = transition(p) if trip.direction is FORWARD else self._turned(trip, p)
+            pairs.append(Affine(M, contributions[chain.ranks[p]][:S].reshape(heads, link.K, link.V)))
+        return scan.prefix(pairs, np.zeros((heads, link.K, link.V), link.dtype))[-1]
+
+    def _turned(self, trip, position):
+        # Position p of the way back is position (last - p) of the way forward.
+        M = trip.before.get(trip.chain.feeding - position)
+        return None if M is None else trip.direction.of_travel(M)
+
+    def _fed(self, crossings, rank):
+        """The scanned heads of the `Chain` that a rank feeds, or None."""
+        return next((chain.scanned for chain in crossings.chains if rank in chain.ranks[:-1]), None)
 
     def _lengths(self, crossings):
-        S, M = crossings.HV * crossings.K * crossings.V, crossings.K * crossings.K
-        moves = crossings.kept.sum(axis=1) if crossings.direction is FORWARD else np.zeros(crossings.ranks, int)
-        return [S * int(sends) + M * int(heads) for sends, heads in zip(crossings.sends, moves)]
-
-    def _pack(self, crossings, rank, pair, into):
-        if pair is None:
-            return
-        size = pair.S.size
-        into[:size] = pair.S.ravel()
-        if pair.M is not None:
-            into[size:] = pair.M[crossings.kept[rank]].ravel()
-
-    def _state(self, crossings, flat):
-        HV, K, V = crossings.HV, crossings.K, crossings.V
-        return flat[: HV * K * V].reshape(HV, K, V)
-
-    def _transition(self, crossings, rank, flat, transitions):
-        """A rank's transition as it acts in this direction, zero for heads that sent none; None if no head did."""
-        kept = crossings.kept[rank]
-        if not kept.any():
-            return None
-        if transitions is not None:
-            return crossings.direction.of_travel(transitions[rank])
-        HV, K, V = crossings.HV, crossings.K, crossings.V
-        M = np.zeros((HV, K, K), flat.dtype)
-        M[kept] = flat[HV * K * V :].reshape(-1, K, K)
-        return M
+        """Values that each rank gives to the gather, a list."""
+        S, M = crossings.K * crossings.V, crossings.K**2
+        lengths = [0] * crossings.ranks
+        for chain in crossings.chains:
+            scanned = chain.scanned
+            moves = scanned.kept.sum(axis=1) if crossings.direction is FORWARD else [0] * len(chain.ranks)
+            for rank, heads in zip(chain.ranks[:-1], moves):
+                lengths[rank] = len(scanned.heads) * S + int(heads) * M
+        return lengths
 
     def sent(self, crossings):
-        return [gathered(length * crossings.width, crossings.ranks) for length in self._lengths(crossings)]
+        sent = [gathered(length * crossings.width, crossings.ranks) for length in self._lengths(crossings)]
+        return np.add(sent, self.handed_on(crossings)).tolist()
 
     def held(self, crossings):
         return [sum(self._lengths(crossings)) * crossings.width] * crossings.ranks
 
-    def rounds(self, crossings):
-        return (crossings.ranks - 1).bit_length()
+    def exchange_seconds(self, crossings, rates):
+        sent = self.sent(crossings)
+        if not any(sent):
+            return 0.0
+        scanned = any(self._lengths(crossings))
+        rounds = (crossings.ranks - 1).bit_length() if scanned else 1
+        longest = max(len(chain.ranks) - 2 for chain in crossings.chains)
+        products = longest * crossings.HV * 2 * crossings.K**2 * crossings.V if scanned else 0
+        return rounds * rates.latency + max(sent) / rates.bandwidth + products / rates.products

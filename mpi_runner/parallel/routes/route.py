@@ -15,12 +15,16 @@ class Route:
         """
         raise NotImplementedError
 
+    def covers(self, crossings):
+        """Whether this route can carry these crossings."""
+        return True
+
     def sent(self, crossings):
         """Bytes that each rank sends in one direction, a list."""
         raise NotImplementedError
 
     def held(self, crossings):
-        """Bytes of boundary matrices of other ranks that each rank holds at once in one direction, a list."""
+        """Bytes of other ranks' boundary matrices that each rank holds at once in one direction, a list."""
         raise NotImplementedError
 
     def seconds(self, crossings, rates, rate):
@@ -34,11 +38,6 @@ class Route:
 
     def exchange_seconds(self, crossings, rates):
         """Time from the last summary to the last state that a rank waits for."""
-        sent = self.sent(crossings)
-        return self.rounds(crossings) * rates.latency + max(sent) / rates.bandwidth if any(sent) else 0.0
-
-    def rounds(self, crossings):
-        """Messages that follow each other in one exchange."""
         raise NotImplementedError
 
 

@@ -121,11 +121,21 @@ class Gather:
         self._control, self._request, self._unit, self._what = control, request, unit, what
         self._mine, self._received, self._lengths = mine, received, lengths
 
+    @property
+    def requests(self):
+        """What is to be done before there are contributions."""
+        return [self._request]
+
+    @property
+    def contributions(self):
+        """Those of all ranks, a list of 1-D arrays in the transport's buffer."""
+        return np.split(self._received, np.cumsum(self._lengths)[:-1])
+
     def wait(self):
-        """The contributions of all ranks, a list of 1-D arrays in the transport's buffer."""
+        """The contributions, once they are there."""
         self._control.wait(self._request, self._what)
         self._unit.Free()
-        return np.split(self._received, np.cumsum(self._lengths)[:-1])
+        return self.contributions
 
 
 def _slabs(x):
