@@ -52,7 +52,7 @@ def misbehave(fault, rank):
     def failing_bounds(self, *given, **named):
         raise RuntimeError("planted fault in bounds")
 
-    def failing_slabs(self, rank):
+    def failing_rows(self, rank, start, stop):
         raise RuntimeError("planted fault in writing")
 
     def failing_read(self, name, start, stop):
@@ -65,7 +65,7 @@ def misbehave(fault, rank):
     elif fault == "bounds" and rank == 1:
         skips.report_row = failing_bounds
     elif fault == "raise-writing" and rank == 1 or fault == "raise-root-writing" and rank == 0:
-        gathering.Part.slabs = failing_slabs
+        gathering.Part.take = failing_rows
     elif fault == "bad-row" and rank == 1:
         InputFile.read = failing_read
     elif fault == "disk" and rank == 0:
