@@ -92,6 +92,8 @@ def _number(name, value):
         number = float(value)
     except (TypeError, ValueError):
         raise InputError(f"{name}: expected a number, got {value!r}") from None
+    except OverflowError:
+        raise InputError(f"{name}: expected a number that float64 holds, got a larger one") from None
     if isinstance(value, (bool, str)) or not math.isfinite(number):
         raise InputError(f"{name}: expected a finite number, got {value!r}")
     return number

@@ -1,17 +1,26 @@
 """How many threads this process may use, and how many of them the BLAS takes."""
 
 import os
+import re
 import threading
 from contextlib import contextmanager
 from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
+# No machine has more cores; a larger number is a slip, and may be none that a BLAS takes.
+MOST_THREADS = 4096
+
 
 def threads_asked_for():
-    """OMP_NUM_THREADS as a number, None where it is not set to one."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else None
+    """OMP_NUM_THREADS as a number, at most MOST_THREADS; None where it is not set to one above 0.
+
+    As OpenMP reads it: blanks around it are allowed, and of a list the first number counts.
+    """
+    given = re.fullmatch(r"\s*0*([1-9][0-9]*)\s*(,.*)?", os.environ.get("OMP_NUM_THREADS", ""), re.ASCII | re.DOTALL)
+    if given is None:
+        return None
+    return min(int(given[1][:9]), MOST_THREADS)
 
 
 def thread_count():

@@ -13,6 +13,8 @@ from kda_engine.version import VERSION
 from .exit_codes import GOLDEN, INTERNAL, USAGE
 from .hints import hint
 from .launched import launched_rank
+from .messages import one_line
+from .streams import forgiving_streams
 
 COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info", "completion")
 
@@ -21,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         if launched_rank() == 0:
             self.print_usage(sys.stderr)
-            print(f"{self.prog}: error: {message}\n{hint(message, self)}", file=sys.stderr)
+            print(f"{self.prog}: error: {one_line(message)}\n{hint(message, self)}", file=sys.stderr)
         raise SystemExit(USAGE)
 
 
@@ -37,31 +39,43 @@ def parser():
 
 def main(argv=None):
     """Run one command; returns its exit code (see exit_codes). Only the first rank prints."""
+    with forgiving_streams():
+        args = parser().parse_args(argv)
+        try:
+            return _run(args)
+        except Exception:
+            # Python's own exit code would be 1, which says that a comparison failed.
+            traceback.print_exc()
+            return INTERNAL
+
+
+def _run(args):
+    """The one place where what users can mend becomes a line and an exit code, whichever command raised it."""
     from kda_engine.hdf5.golden import GoldenError
 
-    if hasattr(sys.stdout, "reconfigure"):
-        # File names may hold bytes that are no text.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    args = parser().parse_args(argv)
     try:
+        _check_working_folder()
         with contextlib.ExitStack() as stack:
             if launched_rank() != 0:
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            code = args.run(args)
-            sys.stdout.flush()
-            return code
+            return args.run(args)
     except (GoldenError, InputError) as error:
-        if launched_rank() == 0:
-            print(f"kda-engine: error: {error}", file=sys.stderr)
-        return GOLDEN if isinstance(error, GoldenError) else USAGE
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return INTERNAL
-    except Exception:
-        # Python's own exit code would be 1, which says that a comparison failed.
-        traceback.print_exc()
-        return INTERNAL
+        return _refuse(error, GOLDEN if isinstance(error, GoldenError) else USAGE)
+    except MemoryError as error:
+        return _refuse(f"memory: not enough for what was asked for: {error or 'no more to be had'}", USAGE)
+
+
+def _refuse(error, code):
+    if launched_rank() == 0:
+        print(f"kda-engine: error: {one_line(error)}", file=sys.stderr)
+    return code
+
+
+def _check_working_folder():
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(f"working folder: expected one that exists, got: {error.strerror}") from None
 
 
 if __name__ == "__main__":

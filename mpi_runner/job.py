@@ -41,12 +41,14 @@ class Job:
     tolerance: float = 0.0
     reproducible: bool = False
     check_finite: bool = False
+    require_finite: bool = False
     allow_external: bool = False
     save_boundary: bool = False
     io: str = "auto"
     oversubscribe: bool = False
     exchange_timeout: float = 600.0
     dry_run: bool = False
+    json: bool = False
     force: bool = False
     expected: dict | None = None
 
@@ -127,6 +129,9 @@ def _read_toml(path):
         raise InputError(f"config: cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise InputError(f"config: {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"config: {path}: expected options and their values, got lists or tables nested too deep"
+                         ) from None
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 
@@ -134,10 +139,27 @@ def _check(name, value, field):
     kind = (int, float) if field.type is float else field.type
     expected = getattr(field.type, "__name__", field.type)
     if not isinstance(value, kind) or (field.type is not bool and isinstance(value, bool)):
-        raise InputError(f"{name}: expected {expected}, got {value!r}")
+        raise InputError(f"{name}: expected {expected}, got {_shown(value)}")
     if name == "shard" and re.fullmatch(r"[1-9]\d*x[1-9]\d*", value):
         raise InputError(f"shard: {value!r} is not built yet")
+    if field.type is float:
+        _check_range(name, value)
     if name in CHOICES and value not in CHOICES[name]:
         raise InputError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
     if name == "exchange_timeout" and not 0 < value < math.inf:
         raise InputError(f"exchange_timeout: expected a finite number of seconds above 0, got {value!r}")
+
+
+def _check_range(name, value):
+    """Whole numbers of a TOML file may have any number of digits."""
+    try:
+        float(value)
+    except OverflowError:
+        raise InputError(f"{name}: expected a number that float64 holds, got one of {len(str(abs(value)))} digits"
+                         ) from None
+
+
+def _shown(value):
+    """What came, cut short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]} ... ({len(text)} characters)"

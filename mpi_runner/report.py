@@ -11,6 +11,7 @@ from kda_engine.hdf5.schema import STATE_RESULTS, TOKEN_RESULTS
 from kda_engine.hdf5.version import hdf5_version
 
 from .environment import mpi_version
+from .messages import counted
 from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.
@@ -114,7 +115,7 @@ def summary(report, path):
     tokens = report["cu_seqlens"][-1]
     phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
     dropped = sum(row["fallback"].count(False) for row in (*report["decay_skip"], *report["device_skip"]))
-    lines = [f"wrote {path}: {tokens} tokens, {len(ranks)} ranks, engine {report['engine']}, scan {report['scan']}",
+    lines = [f"wrote {path}: {counted(tokens, 'token')}, {counted(len(ranks), 'rank')}, engine {report['engine']}, scan {report['scan']}",
              f"{'phase':<12}{'seconds':>10}{'bytes sent':>14}"]
     for phase in phases:
         seconds = max(row["seconds"].get(phase, 0.0) for row in ranks)
@@ -123,6 +124,9 @@ def summary(report, path):
     if dropped:
         rule = report["options"]["decay_skip"] or "certified"
         lines.append(f"transitions dropped by the {rule} rule: {dropped} heads")
+    for name, found in report["not_finite"].items():
+        place = ", ".join(f"{axis} {number}" for axis, number in found["first"].items())
+        lines.append(f"not finite: {name}: {counted(found['count'], 'value')}, the first at {place}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from kda_engine.threads import threads_asked_for
 
 from .exit_codes import INTERNAL, STOPPED, USAGE
 from .heartbeat import Heartbeat
+from .launched import launched_size
 from .parallel.control import Control, ExchangeTimeout
 from .parallel.transports import HostTransport
 from .resources import ResourceError
@@ -50,6 +51,7 @@ class Session:
     def __init__(self, timeout=600.0):
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
+        _check_size(self.size)
         self._leaving = self.comm.Dup()
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.heartbeat = Heartbeat(self.comm.Dup())
@@ -166,3 +168,12 @@ class Session:
             # Some libraries return from this before the launcher has ended the process.
             self.comm.Abort(code)
         os._exit(code)
+
+
+def _check_size(size):
+    """Raises InputError where a launcher started more ranks than MPI knows: each takes itself for the whole job."""
+    started, variable = launched_size()
+    if size < started:
+        raise InputError(f"ranks: expected {started}, as {variable} says, got {size}: the launcher and the MPI library speak "
+                         "different start-up protocols; with srun try --mpi=pmix or --mpi=pmi2, else the MPI library's own "
+                         "mpirun")

@@ -39,7 +39,7 @@ def in_threads(*works):
 def test_threads_asked_for(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert threads_asked_for() == thread_count() == 3
-    for other in ("", "0", "many", "2,4"):
+    for other in ("", "0", "many"):
         monkeypatch.setenv("OMP_NUM_THREADS", other)
         assert threads_asked_for() is None and thread_count() >= 1
 

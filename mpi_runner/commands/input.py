@@ -6,10 +6,20 @@ import os
 from kda_engine.errors import InputError
 from kda_engine.regular_file import check_regular
 
+from .. import operator_options
 from ..exit_codes import PASS
+from ..job import OPERATOR_OPTIONS
+from ..sizes import HELP, check_allocation, check_sizes, whole_number
 
 SIZES = ("tokens", "heads", "value_heads", "K", "V", "sequences")
-OPERATOR_OPTIONS = ("gate", "lower_bound", "beta", "qk_l2norm", "scale", "state_layout")
+TEXTS = {"tokens": "tokens of all sequences; of a text at most so many (the case's own, or the whole text)",
+         "heads": "heads of q and k (the case's own; of a text 4)",
+         "value_heads": "heads of v, g and beta, a multiple of the heads (as the case has them; of a text as many as heads)",
+         "K": "channels of a key (the case's own; of a text 64)",
+         "V": "channels of a value (the case's own; of a text 64)",
+         "sequences": "sequences that share the tokens (the case's own)"}
+# About, while a case is drawn: float32 draws and their casts, float64 random numbers.
+BYTES_OF_A_VALUE = 12
 # What each source of values takes beside the output's name.
 TAKES = {"case": (*SIZES, "dtype", "seed"), "from": OPERATOR_OPTIONS,
          "from_text": ("tokens", "heads", "value_heads", "K", "V", "dtype", "seed")}
@@ -19,26 +29,21 @@ def add(subparsers):
     parser = subparsers.add_parser(
         "input", help="make an input file from a case, captured tensors or a text", argument_default=argparse.SUPPRESS,
         description="Writes OUT.h5, with the data that --backward needs. kda_engine.cases has the names for --case; "
-                    "the message about a wrong name lists them.")
+                    f"the message about a wrong name lists them. {HELP}.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--case", metavar="NAME", help="a named, seeded case")
     source.add_argument("--from", metavar="FILE", help="tensors in .npz or .safetensors, named as in input files")
     source.add_argument("--from-text", metavar="FILE", help="a text; a layer with seeded weights projects its bytes")
     sizes = parser.add_argument_group("sizes of a case or a text")
     for name in SIZES:
-        text = "tokens in all (of a text: at most so many)" if name == "tokens" else None
-        sizes.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
-    sizes.add_argument("--dtype", help="bfloat16, float16, float32 (the default) or float64")
-    sizes.add_argument("--seed", type=int)
-    operator = parser.add_argument_group("operator options of captured tensors; they override the capture's own")
-    operator.add_argument("--gate")
-    operator.add_argument("--lower-bound", type=float)
-    operator.add_argument("--beta")
-    operator.add_argument("--qk-l2norm", type=int, metavar="0|1")
-    operator.add_argument("--scale", type=float)
-    operator.add_argument("--state-layout")
-    parser.add_argument("--force", action="store_true", default=False, help="replace an existing file")
-    parser.add_argument("output", metavar="OUT.h5")
+        sizes.add_argument("--" + name.replace("_", "-"), type=whole_number, metavar="N", help=TEXTS[name])
+    sizes.add_argument("--dtype", metavar="TYPE", help="bfloat16, float16, float32 or float64 (float32)")
+    sizes.add_argument("--seed", type=whole_number, metavar="N", help="of all random numbers, 0 or above (0)")
+    operator = parser.add_argument_group("operator options of captured tensors", "these override the capture's own; "
+                                         "an option that neither names has the default in brackets")
+    operator_options.add(operator)
+    parser.add_argument("--force", action="store_true", default=False, help="replace an existing file (refuse)")
+    parser.add_argument("output", metavar="OUT.h5", help="the input file that is made")
     parser.set_defaults(run=main)
 
 
@@ -68,7 +73,23 @@ def main(args):
 def _case(name, chosen):
     from kda_engine import cases
 
+    if name in cases.RECIPES:
+        of_case = cases.RECIPES[name].sizes
+        sizes = {key: getattr(of_case, key) for key in SIZES if key != "sequences"}
+        sizes["sequences"] = len(of_case.lengths or (0,))
+        if "heads" in chosen:
+            sizes["value_heads"] = chosen["heads"] * (of_case.value_heads // of_case.heads)
+        sizes |= {key: chosen[key] for key in SIZES if key in chosen}
+        check_sizes(sizes)
+        states = 2 * sizes["sequences"] * sizes["value_heads"] * sizes["K"] * sizes["V"]
+        check_allocation("sizes", BYTES_OF_A_VALUE * (sizes["tokens"] * _token_values(sizes) + states))
     return _arguments(cases.make(name, **chosen))
+
+
+def _token_values(sizes):
+    """Values of one token of q, k, v, g, beta and d_out."""
+    H, HV, K, V = (sizes[name] for name in ("heads", "value_heads", "K", "V"))
+    return 2 * H * K + HV * (2 * V + K + 1)
 
 
 def _captured(path, chosen):
@@ -93,9 +114,17 @@ def _text(path, chosen):
     if limit is not None and limit < 0:
         raise InputError(f"tokens: expected at least 0, got {limit}")
     check_regular(path, "a file of text")
+    tokens = os.path.getsize(path) if limit is None else min(limit, os.path.getsize(path))
+    heads = chosen.get("heads", 4)
+    sizes = {"tokens": tokens, "heads": heads, "value_heads": heads, "K": 64, "V": 64, **chosen}
+    sizes = {name: sizes[name] for name in SIZES if name in sizes}
+    check_sizes(sizes)
+    H, HV, K, V = (sizes[name] for name in ("heads", "value_heads", "K", "V"))
+    weights = H * K * max(H * K, HV * V, HV) + K * HV * K
+    check_allocation("sizes", BYTES_OF_A_VALUE * ((tokens + 256) * _token_values(sizes) + weights))
     try:
         with open(path, "rb") as file:
-            text = file.read() if limit is None else file.read(limit)
+            text = file.read(tokens)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return _arguments(project(text, **chosen))

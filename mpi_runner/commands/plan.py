@@ -2,14 +2,19 @@
 
 import argparse
 import json
+import math
 
 import numpy as np
 
 from kda_engine.errors import InputError
 
 from ..exit_codes import PASS
+from ..messages import counted
+from ..sizes import HELP, check_boundaries, check_sizes, whole_number
 
 SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
+TEXTS = {"tokens": "tokens of all sequences", "heads": "heads of q and k", "value_heads": "heads of v, g and beta",
+         "K": "channels of a key", "V": "channels of a value", "sequences": "sequences that share the tokens"}
 RATES = {"forward_rate": "tokens x value heads per second of a rank's forward; with it the plan has times",
          "backward_rate": "the same for the backward", "summary_rate": "the same for summaries (the forward's rate)",
          "bandwidth": "bytes per second that a rank sends", "latency": "seconds per message, whatever its size (0)"}
@@ -19,20 +24,21 @@ def add(subparsers):
     parser = subparsers.add_parser(
         "plan", help="memory, traffic and time per rank and scan strategy", argument_default=argparse.SUPPRESS,
         description="Plans an input file, or a shape given by options (sequences of near equal length). Times come "
-                    "from closed formulas of the rates given here. `bench` measures such rates.")
+                    f"from closed formulas of the rates given here. `bench` measures such rates. {HELP}.")
     parser.add_argument("input", metavar="INPUT.h5", nargs="?", default=None)
     for name, default in SIZES.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N",
-                            help=f"({default})" if default else "(as many as heads)")
-    parser.add_argument("--dtype", help="type of the inputs (float32)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="R")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", default=None,
+        parser.add_argument("--" + name.replace("_", "-"), type=whole_number, metavar="N",
+                            help=f"{TEXTS[name]} ({default or 'as many as heads'})")
+    parser.add_argument("--dtype", metavar="TYPE",
+                        help="type of the inputs: bfloat16, float16, float32 or float64 (float32)")
+    parser.add_argument("--ranks", type=whole_number, default=1, metavar="R", help="ranks of the run (1)")
+    parser.add_argument("--ranks-per-node", type=whole_number, metavar="N", default=None,
                         help="how many ranks share a machine (all)")
-    parser.add_argument("--backward", action="store_true", default=False, help="plan forward and backward")
+    parser.add_argument("--backward", action="store_true", default=False, help="forward and backward (forward alone)")
     rates = parser.add_argument_group("rates to predict times from")
     for name, text in RATES.items():
         rates.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=text)
-    parser.add_argument("--json", action="store_true", default=False, help="print one JSON object")
+    parser.add_argument("--json", action="store_true", default=False, help="print one JSON object (a text)")
     parser.set_defaults(run=main)
 
 
@@ -41,6 +47,8 @@ def main(args):
     shape = _of_file(args) if args.input is not None else _of_options(args)
     if args.ranks < 1:
         raise InputError(f"ranks: expected at least 1, got {args.ranks}")
+    check_sizes({"ranks": args.ranks})
+    check_boundaries(shape.HV, shape.K, shape.V, args.ranks)
     if args.ranks_per_node is not None and args.ranks_per_node < 1:
         raise InputError(f"ranks_per_node: expected at least 1, got {args.ranks_per_node}")
     plan = make_plan(shape, args.ranks, args.backward, _rates(args), args.ranks_per_node)
@@ -106,8 +114,8 @@ def _rates(args):
     if not given:
         return None
     for name, value in given.items():
-        if not (value > 0 or value == 0 and name == "latency"):
-            raise InputError(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
+        if not math.isfinite(value) or not (value > 0 or value == 0 and name == "latency"):
+            raise InputError(f"--{name.replace('_', '-')}: expected a number above 0 and finite, got {value}")
     needed = ("forward_rate", "bandwidth", *(("backward_rate",) if args.backward else ()))
     for name in needed:
         if name not in given:
@@ -135,6 +143,7 @@ def _of_options(args):
     for name, number in sizes.items():
         if number < (0 if name == "tokens" else 1):
             raise InputError(f"{name}: expected at least {0 if name == 'tokens' else 1}, got {number}")
+    check_sizes(sizes)
     if sizes["value_heads"] % sizes["heads"]:
         raise InputError(f"value_heads: expected a multiple of {sizes['heads']} heads, got {sizes['value_heads']}")
     dtype, N = float_type(getattr(args, "dtype", "float32")), sizes["sequences"]
@@ -145,7 +154,7 @@ def _of_options(args):
 
 def _text(plan):
     shape = " ".join(f"{name} {number}" for name, number in plan["shape"].items())
-    lines = [f"{'forward and backward' if plan['backward'] else 'forward'} of {shape} on {len(plan['ranks'])} ranks",
+    lines = [f"{'forward and backward' if plan['backward'] else 'forward'} of {shape} on {counted(len(plan['ranks']), 'rank')}",
              f"output {plan['output_bytes']} bytes; a boundary holds S {plan['boundary_state_bytes']} "
              f"and M {plan['boundary_transition_bytes']} bytes",
              f"{'rank':>4}{'tokens':>10}{'sequences':>11}{'memory':>16}" + "".join(f"{s:>16}" for s in plan["scans"])]
