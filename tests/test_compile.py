@@ -146,9 +146,10 @@ SPILLS = {
     "sm90_gradients": "two blocks fill the registers of a multiprocessor; what a lane has of 16 channels and 32 tokens, "
                       "six values of each, nearly fills its 128; without a bound on the gates also what the levels are "
                       "given, by reference",
-    "sm90_chain": "a block fills the registers of a multiprocessor; up to six values of the preparation's bookkeeping, "
-                  "used once a chunk, do not fit; without a bound on the gates up to forty, most of them beside the "
-                  "levels",
+    "sm90_chain": "a block fills the registers of a multiprocessor; up to two values of the preparation's bookkeeping, "
+                  "used once a chunk, do not fit; without a bound on the gates up to twelve",
+    "step": "two blocks of 128 channels fill the registers of a multiprocessor; a thread asks for 64 values of the state "
+            "at once, and up to ten addresses do not fit beside them",
 }
 
 
