@@ -23,12 +23,12 @@
 //      dt_bias and, by 16 channels, of A_log. Written.
 // Grid: one block per tile and head, the head fastest; kThreads threads, Tile::kBytes of dynamic shared memory. A warp
 // has 16 channels and all tokens. Sums run in a fixed order.
-#include "common/gate_adjoint.cuh"
 #include "common/warp.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "tile/fused/gradient_deep.cuh"
 #include "tile/fused/gradient_pairs.cuh"
+#include "tile/fused/gradient_strong.cuh"
 #include "tile/fused/gradient_tile.cuh"
 
 namespace {
@@ -241,17 +241,6 @@ constexpr float kMostOfSharedToken = 10.0f * kLog2E * kGateScale;
 // Of a chunk: its halves to either side of the middle.
 constexpr float kMostOfSharedChunk = 80.0f * kLog2E * kGateScale;
 
-// The largest of eight float16.
-__device__ float largest_half(const u32 (&packed)[4]) {
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 x = HalfPair<Float16>::unpack(packed[i]);
-        most = fmaxf(most, fmaxf(x.x, x.y));
-    }
-    return most;
-}
-
 // Half the log2 decay of a chunk for channels g and g + 8, and e^(gamma - m) of its elements.
 struct ChunkDecays {
     float half[2];
@@ -302,6 +291,14 @@ __device__ float2 sum_channels(float (&x)[2][4][2], int lane) {
     sums.y = (upper_quarter ? quarter[1][1] : quarter[0][1]) +
              __shfl_xor_sync(kAllLanes, upper_quarter ? quarter[0][1] : quarter[1][1], 4);
     return sums;
+}
+
+__device__ void copy(ChannelTokens& to, const ChannelTokens& from) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[n][e] = from[n][e];
+    }
 }
 
 // A thread's values out of its registers for a while.
@@ -359,9 +356,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     load_factors(reinterpret_cast<float*>(memory + Tile::kFactors), units + tile_and_head * Record::kForwardUnits,
                  d_units + tile_and_head * Record::kBackwardUnits, place.tokens);
     const i64 of_beta = (place.token + threadIdx.x) * value_heads + head;
+    const Strength strength(static_cast<BetaForm>(beta_form));
     if (threadIdx.x < kTileTokens) {
-        const bool real = threadIdx.x < place.tokens;
-        strengths[threadIdx.x] = real ? activate_beta(static_cast<BetaForm>(beta_form), to_float(beta[of_beta])) : 0.0f;
+        strengths[threadIdx.x] = threadIdx.x < place.tokens ? strength.of(beta[of_beta]) : 0.0f;
     }
     cp_async_wait<0>();
     __syncthreads();
@@ -374,16 +371,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     clear_missing_chunk(memory, place.tokens);
     __syncthreads();
 
-    wait_for_records(shared, 1);
-    StateProducts products;
-    if (factors.alike) {
-        products.multiply<true>(shared, factors, warp, lane);
-    } else {
-        products.multiply<false>(shared, factors, warp, lane);
-    }
-    __syncthreads();
-
-    // Six warps have a block of dP or dG each.
+    // Six warps have a block of dP or dG each; it waits in registers until the states are no longer needed.
     const int matrix = warp / 3, rows = warp % 3 != 0, columns = warp % 3 == 2;
     float block[2][4] = {};
     if (warp < 6) {
@@ -393,6 +381,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
             multiply_tokens<false>(block, shared, factors, matrix, rows, columns, lane);
         }
     }
+    wait_for_records(shared, 1);
+    StateProducts products;
+    if (factors.alike) {
+        products.multiply<true>(shared, factors, warp, lane);
+    } else {
+        products.multiply<false>(shared, factors, warp, lane);
+    }
+    __syncthreads();
+
     const PairBlocks blocks = {reinterpret_cast<float*>(memory + Tile::kPairs)};
     if (warp < 6) place_block(block, blocks, diagonals + matrix * kTileTokens, strengths, matrix, rows, columns, lane);
     const u32 own_columns = SwizzledTile::step(SwizzledTile::rows_first(lane), warp, SwizzledTile::kBytes);
@@ -409,27 +406,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         units[0] = gates.pair(raw[0], scaled_bias[0]), units[1] = gates.pair(raw[2], scaled_bias[1]);
         units[2] = gates.pair(raw[1], scaled_bias[0]), units[3] = gates.pair(raw[3], scaled_bias[1]);
     };
-    ChannelTokens fall;
-    float middle[2][2], most = 0.0f;
-#pragma unroll
-    for (int chunk = 0; chunk < 2; ++chunk) {
-        u32 units[4];
-        fetch_units(units, chunk);
-        if constexpr (!kBounded) most = fmaxf(most, largest_half(units));
-        const ChunkDecays decays(fall, 2 * chunk, units, gates.unit, lane);
-        middle[chunk][0] = decays.half[0];
-        middle[chunk][1] = decays.half[1];
-    }
-    // Of a channel of the warp, in either chunk.
-    const float deepest = fminf(fminf(middle[0][0], middle[0][1]), fminf(middle[1][0], middle[1][1]));
-    const bool deep = __any_sync(kAllLanes, most > kMostOfSharedToken ||
-                                                2.0f * deepest < gates.unit * kMostOfSharedChunk);
-    float across[2], early[2], late[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        early[half] = ex2_flushed(middle[0][half]);
-        late[half] = ex2_flushed(middle[1][half]);
-        across[half] = early[half] * late[half];
+    // Whether a token may decay by more than shared factors take, told from its raw gate.
+    bool risky = false;
+    if constexpr (!kBounded) {
+        u32 raw[2][4];
+        fetch(raw, Tile::kGate);
+        risky = __any_sync(kAllLanes, gates.decays_beyond(raw, scaled_bias, kMostOfSharedToken));
     }
     __syncthreads();
 
@@ -462,13 +444,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         }
     };
 
-    ChannelTokens key, x, of_decay;
-    float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
-    if (!kBounded && deep) {
-        DeepTile tile;
-        // Copies: what a call is given by reference has no registers elsewhere either.
-        ChannelTokens d_query, d_key, d_key_out, d_decay;
-        const float of_state[2] = {products.total[0], products.total[1]};
+    // Of the warp's channels, for what has no shared factors.
+    const auto fill = [&](DeepTile& tile) {
         tile.unit = gates.unit;
         fetch_units(tile.units[0], 0);
         fetch_units(tile.units[1], 1);
@@ -476,15 +453,71 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         normed(tile.query, Tile::kQuery, norms + kTileTokens);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                tile.query[n][e] *= scale;
-                d_query[n][e] = products.d_query[n][e];
-                d_key[n][e] = products.d_key[n][e] * (e % 2 == 0 ? strength.x : strength.y);
-                d_key_out[n][e] = products.d_key_out[n][e];
-            }
+            for (int e = 0; e < 4; ++e) tile.query[n][e] *= scale;
         }
+    };
+
+    ChannelTokens key, x, of_decay;
+    float4* parked = reinterpret_cast<float4*>(memory + Tile::kParked) + threadIdx.x;
+    float4* parked_decays = reinterpret_cast<float4*>(memory + Tile::kParkedDecays) + threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) products.d_key[n][e] *= e % 2 == 0 ? strength.x : strength.y;
+    }
+    // The strong tokens' own sums, put by; then what all tokens take.
+    StrongTokens strong;
+    if (!kBounded && risky) {
+        DeepTile tile;
+        fill(tile);
+        strong = StrongTokens::of(tile.units, kMostOfSharedToken, lane);
+        if (!strong.many()) {
+            // Copies: what a call is given by reference has no registers elsewhere either.
+            ChannelTokens d_query, d_key, d_key_out, of_strong;
+            const float of_state[2] = {products.total[0], products.total[1]};
+            copy(d_query, products.d_query);
+            copy(d_key, products.d_key);
+            copy(d_key_out, products.d_key_out);
+            strong.take(tile, d_query, d_key, d_key_out, of_state, of_strong, blocks, lane);
+            park(parked_decays, of_strong);
+            // Over a call they would have no registers.
+            copy(products.d_query, d_query);
+            copy(products.d_key, d_key);
+            copy(products.d_key_out, d_key_out);
+            products.total[0] = of_state[0], products.total[1] = of_state[1];
+        }
+    }
+
+    ChannelTokens fall;
+    float early[2], late[2];
+    bool deep = !kBounded && strong.many();
+    {
+        u32 units[4];
+        fetch_units(units, 0);
+        const ChunkDecays first(fall, 0, units, gates.unit, lane);
+        fetch_units(units, 1);
+        const ChunkDecays second(fall, 2, units, gates.unit, lane);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            early[half] = ex2_flushed(first.half[half]);
+            late[half] = ex2_flushed(second.half[half]);
+        }
+        // Of a channel of the warp, in either chunk.
+        const float deepest = fminf(fminf(first.half[0], first.half[1]), fminf(second.half[0], second.half[1]));
+        if constexpr (!kBounded) {
+            deep = __any_sync(kAllLanes, deep || 2.0f * deepest < gates.unit * kMostOfSharedChunk);
+        }
+    }
+    if (!kBounded && deep) {
+        DeepTile tile;
+        fill(tile);
+        ChannelTokens d_query, d_key, d_key_out, d_decay;
+        const float of_state[2] = {products.total[0], products.total[1]};
+        copy(d_query, products.d_query);
+        copy(d_key, products.d_key);
+        copy(d_key_out, products.d_key_out);
         tile.take(d_query, d_key, d_key_out, of_state, d_decay, blocks, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -500,21 +533,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         }
         park(parked, products.d_query);
     } else {
+        const float across[2] = {early[0] * late[0], early[1] * late[1]};
         // Rows: what is still missing from dQ+ and dK+ is e^(gamma - m) and, in the second chunk, `across`.
         normed(key, Tile::kKey, norms);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            const float2 strength = reinterpret_cast<const float2*>(strengths)[4 * n + t];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[n][e] = rounded_tf32(key[n][e] * rcp(fall[n][e]));
                 products.d_query[n][e] *= early[e / 2];
-                products.d_key[n][e] *= early[e / 2] * (e % 2 == 0 ? strength.x : strength.y);
+                products.d_key[n][e] *= early[e / 2];
                 products.d_key_out[n][e] *= n < 2 ? across[e / 2] * late[e / 2] : late[e / 2];
             }
         }
-        add_rows(products.d_query, x, blocks, 0, across, lane);
-        add_rows(products.d_key, x, blocks, 1, across, lane);
         // All that is written to the state behind the tile.
         float more[2];
 #pragma unroll
@@ -529,6 +560,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
             sum += __shfl_xor_sync(kAllLanes, sum, 2);
             more[half] = fmaf(across[half] * across[half], products.total[half], sum);
         }
+        park(parked, products.d_key_out);
+        add_rows(products.d_query, x, blocks, 0, across, lane);
+        add_rows(products.d_key, x, blocks, 1, across, lane);
 
         // What rows give the log decays; then columns. between: the second chunk's part of the first's, without `across`.
         float between[2][4] = {};
@@ -557,6 +591,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                 }
             }
         }
+        fetch_parked(products.d_key_out, parked);
         park(parked, products.d_query);
         add_columns(products.d_key_out, between, x, blocks, 0, lane);
         normed(key, Tile::kKey, norms);
@@ -587,6 +622,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
             for (int e = 0; e < 4; ++e) of_decay[n][e] += more[e / 2];
         }
+        if (!kBounded && strong.any()) {
+            ChannelTokens exact;
+            fetch_parked(exact, parked_decays);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    if (strong.has(8 * n + 2 * t + e % 2)) of_decay[n][e] = exact[n][e];
+                }
+            }
+        }
     }
 
     // Through the gate.
@@ -594,16 +640,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         u32 raw[2][4];
         fetch(raw, Tile::kGate);
         unpack_channels(x, raw);
-        const GateForm form = kBounded ? GateForm::kLowerBound : static_cast<GateForm>(gate_form);
+        const GateAdjoint adjoint(A, lower_bound);
         float of_bias[2] = {}, of_rate = 0.0f;
+        if (gates.is_log) {
+            copy(x, of_decay);
+        } else {
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
+            for (int n = 0; n < 4; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const GateGradient one = gate_adjoint(form, of_decay[n][e], x[n][e], A, bias[e / 2], lower_bound);
-                of_bias[e / 2] += gates.is_log ? 0.0f : one.raw;
-                of_rate += one.rate;
-                x[n][e] = one.raw;
+                for (int e = 0; e < 4; ++e) {
+                    const float argument = fmaf(x[n][e], gates.rate, scaled_bias[e / 2]);
+                    const GateGradient one = adjoint.take(of_decay[n][e], argument);
+                    of_bias[e / 2] += one.raw;
+                    of_rate += one.rate;
+                    x[n][e] = one.raw;
+                }
             }
         }
         pack_channels(raw, x);
@@ -677,8 +728,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     store_tokens(memory + Tile::kGate, dg + offset, stride, place.tokens);
     store_tokens(memory + Tile::kOut, dv + offset, stride, place.tokens);
     if (threadIdx.x < place.tokens) {
-        from_float(dbeta[of_beta],
-                   beta_adjoint(static_cast<BetaForm>(beta_form), diagonals[kTileTokens + threadIdx.x],
-                                strengths[threadIdx.x], to_float(beta[of_beta])));
+        from_float(dbeta[of_beta], strength.adjoint(diagonals[kTileTokens + threadIdx.x], beta[of_beta]));
     }
 }

@@ -24,6 +24,32 @@ __device__ inline u32 pack_f16_saturated(float low, float high) {
     return y;
 }
 
+// The larger, and the smaller, of two 16-bit elements, two at a time; of a NaN and a number the number.
+
+__device__ inline u32 max_f16(u32 x, u32 y) {
+    u32 z;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+__device__ inline u32 min_f16(u32 x, u32 y) {
+    u32 z;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+__device__ inline u32 max_bf16(u32 x, u32 y) {
+    u32 z;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+__device__ inline u32 min_bf16(u32 x, u32 y) {
+    u32 z;
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
 // float16 bits to float32 and back (to nearest, ties to even).
 
 __device__ inline float cvt_f32_f16(u16 x) {

@@ -1,6 +1,6 @@
 """The gates of all heads as the chains and the gradients sum them: float16 units of a decay.
 
-Kernels: `Gates` of the fused kernels, and common/gate_adjoint.cuh.
+Kernels: `Gates`, `GateAdjoint` and `Strength` of the fused kernels.
 """
 
 from dataclasses import dataclass
@@ -50,39 +50,47 @@ class Gates:
         """Raw g of a token that decays nothing."""
         return np.float32(0 if self.form == "log" else -np.inf)
 
+    def argument(self, g):
+        """Raw g [...,HV,tokens,K] with dt_bias and rate, by whose power of 2 the gate goes."""
+        rate = np.asarray(-LOG2_E * np.maximum(self.A, np.float32(1e-30)) if self.bounded else LOG2_E)
+        return fma(g, rate[..., None], (rate * self.dt_bias)[:, None])
+
     def units(self, g):
         """float16 units of raw g [...,HV,tokens,K] (float32)."""
         with np.errstate(invalid="ignore", over="ignore"):
             if self.form == "log":
                 return to_float16_saturated(g * (-LOG2_E * self.scale))
-            rate = -LOG2_E * np.maximum(self.A, np.float32(1e-30)) if self.bounded else LOG2_E
-            x = fma(g, np.asarray(rate)[..., None], (rate * self.dt_bias)[:, None])
+            x = self.argument(g)
             if self.bounded:
                 one = 1 / self.scale
                 return to_float16(rcp(fma(ex2(x), one, one)))
-            # log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|), the second by a polynomial.
-            small = ex2(-np.abs(x))
-            first, *powers = reversed(constants("kSoftplus"))
-            series = np.broadcast_to(first, x.shape)
-            for power in powers:
-                series = fma(series, small, power)
             gain = np.minimum(self.A * self.scale, np.float32(1e30))[..., None]
-            return to_float16_saturated(gain * fma(small, series, np.fmax(x, 0)))
+            return to_float16_saturated(gain * softplus(x))
 
     def adjoint(self, d, g):
         """(gradient of raw g, of A_log by token and channel) from that of the log decay; all [...,HV,tokens,K]."""
-        A, bias = self.A[..., None], self.dt_bias[:, None]
         if self.form == "log":
             return d, np.zeros_like(d)
+        A = self.A[..., None]
         with np.errstate(over="ignore", invalid="ignore"):
+            x = self.argument(g)
+            small = ex2(-np.abs(x))
+            share = rcp(1 + small)
             if self.form == "softplus":
-                x = g + bias
-                log_decay = -A * (np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
-                return -A * (1 / (1 + np.exp(-x))) * d, np.where(d == 0, np.float32(0), d * log_decay)
-            x = A * (g + bias)
-            small = np.exp(-np.abs(x))
-            dx = d * self.lower_bound * (small / ((1 + small) * (1 + small)))
-            return A * dx, np.where(dx == 0, np.float32(0), dx * x)
+                return (-A * d * np.where(x < 0, small * share, share),
+                        np.where(d == 0, np.float32(0), -A / LOG2_E * d * softplus(x)))
+            dx = d * (small * share * share)
+            return A * self.lower_bound * dx, np.where(dx == 0, np.float32(0), -self.lower_bound / LOG2_E * dx * x)
+
+
+def softplus(x):
+    """log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|), the second by a polynomial."""
+    small = ex2(-np.abs(x))
+    first, *powers = reversed(constants("kSoftplus"))
+    series = np.broadcast_to(first, x.shape)
+    for power in powers:
+        series = fma(series, small, power)
+    return fma(small, series, np.fmax(x, 0))
 
 
 def activate_beta(beta, form):
@@ -91,8 +99,6 @@ def activate_beta(beta, form):
     return strongest * rcp(1 + ex2(-LOG2_E * beta))
 
 
-def beta_adjoint(d, beta, form):
-    with np.errstate(invalid="ignore"):
-        small = np.exp(-np.abs(beta))
-        slope = small / ((1 + small) * (1 + small))
-        return d * (np.float32(2) * slope if form == "logit2" else slope)
+def beta_adjoint(along, beta):
+    """Gradient of raw β from `along`, the gradient of β times β."""
+    return along * rcp(1 + ex2(LOG2_E * beta))

@@ -63,23 +63,29 @@ def _gradients(problem, tile):
 
     way = ByFactors.of(units, gates.unit)
     d = way.take(key, scale * query, dP, dG, d_query, beta * d_key, d_key_out, total, own[0])
-    deep = None if gates.bounded else goes_by_levels(units, way, gates)
-    if deep is not None and deep.any():
+    if not gates.bounded:
+        strong = strong_tokens(units)
+        deep = goes_by_levels(strong, way, gates)
+        strong &= ~deep[..., None, :]
+        of_states = lambda tiles: SpannedStates.of(units[tiles], gates.unit, key[tiles], scale * query[tiles],
+                                                   d_query[tiles], (beta * d_key)[tiles], d_key_out[tiles], total[tiles])
+        tiles = strong.any(axis=(-1, -2))
+        if tiles.any():
+            decay = of_strong_tokens(of_states(tiles), dP[tiles], dG[tiles], strong[tiles].any(axis=-1))
+            d.decay[tiles] = np.where(by_channel(strong[tiles]), decay, d.decay[tiles])
         tiles = deep.any(axis=-1)
-        part = by_levels(units[tiles], gates.unit, key[tiles], scale * query[tiles], dP[tiles], dG[tiles],
-                         d_query[tiles], (beta * d_key)[tiles], d_key_out[tiles], total[tiles], own[0][tiles])
-        channels = np.repeat(deep[tiles], WARP_CHANNELS, axis=-1)[..., None, :]
-        for name in ("query", "key", "decay"):
-            x = getattr(d, name)
-            x[tiles] = np.where(channels, getattr(part, name), x[tiles])
+        if tiles.any():
+            part = by_levels(of_states(tiles), dP[tiles], dG[tiles], own[0][tiles])
+            for name in ("query", "key", "decay"):
+                x = getattr(d, name)
+                x[tiles] = np.where(by_channel(deep[tiles][..., None, :]), getattr(part, name), x[tiles])
 
     raw, rate = gates.adjoint(d.decay, tile.g)
     bias = np.zeros(raw.shape[:2] + raw.shape[3:], "f4") if gates.form == "log" else raw.sum(axis=2, dtype="f4")
-    d_beta = np.where(tile.beta == 0, np.float32(0), own[1][..., 0] / tile.beta)
     return TokenGradients(
         q=through_norm(d.query, query, query_norm * scale), k=through_norm(d.key, key, key_norm),
         v=to_element(beta * tile.of_values * tile.values, dtype), g=to_element(raw, dtype),
-        beta=to_element(beta_adjoint(d_beta, tile.raw_beta, problem.options.beta), dtype),
+        beta=to_element(beta_adjoint(own[1][..., 0], tile.raw_beta), dtype),
         bias=bias, rate=rate.sum(axis=(2, 3), dtype="f4"))
 
 
@@ -112,12 +118,26 @@ def state_products(tile):
             column_sums(tile.writes, tile.of_writes, tile.d_state, of_d_state))
 
 
-def goes_by_levels(units, way, gates):
-    """Which warps' channels [m,HV,K/16] decay too strongly for shared factors."""
-    by_warp = lambda x: np.fmax.reduce(x.reshape(x.shape[:-1] + (x.shape[-1] // WARP_CHANNELS, WARP_CHANNELS)), axis=-1)
-    token = by_warp(np.fmax.reduce(units, axis=-2)) > np.float32(constant("kMostOfSharedToken", False))
+def by_warp(x):
+    """The largest of every warp's channels, [...,K/16]."""
+    return np.fmax.reduce(x.reshape(x.shape[:-1] + (x.shape[-1] // WARP_CHANNELS, WARP_CHANNELS)), axis=-1)
+
+
+def by_channel(x):
+    """[...,K/16] as [...,K]."""
+    return np.repeat(x, WARP_CHANNELS, axis=-1)
+
+
+def strong_tokens(units):
+    """Which tokens decay too strongly for shared factors in one of a warp's channels, [m,HV,32,K/16]."""
+    return by_warp(units) > np.float32(constant("kMostOfSharedToken", False))
+
+
+def goes_by_levels(strong, way, gates):
+    """Which warps' channels [m,HV,K/16] have too many such tokens, or chunks that decay too strongly."""
     deepest = -by_warp(-np.fmin(way.half[0], way.half[1])[..., 0, :])
-    return token | (2 * deepest < gates.unit * np.float32(constant("kMostOfSharedChunk", False)))
+    many = strong.sum(axis=-2) > constant("kMost", False)
+    return many | (2 * deepest < gates.unit * np.float32(constant("kMostOfSharedChunk", False)))
 
 
 @dataclass(frozen=True)
@@ -177,25 +197,72 @@ def _columns(matrix, x, across):
     return np.concatenate(sums, axis=-2)
 
 
-def by_levels(units, unit, key, query, dP, dG, d_query, d_key, d_key_out, total, own):
-    """The same `Shares` where no factor spans the decays: every factor is a decay, nothing cancels."""
-    early, late = units[..., :CHUNK, :], units[..., CHUNK:, :]
-    whole = [unit * x.sum(axis=-2, keepdims=True, dtype="f4") for x in (early, late)]
-    both = lambda of_chunk: np.concatenate([of_chunk(early, 0), of_chunk(late, 1)], axis=-2)
-    before = np.tril(np.ones((CHUNK, CHUNK), "f4"))
-    d = both(lambda x, chunk: ex2(fma(unit, before @ x, whole[0] if chunk else np.zeros_like(whole[0]))))
-    d_query, d_key = d_query * d, d_key * d
-    of_decay = sum_from_token(fma(query, d_query, key * d_key), TILE)
-    behind = np.triu(np.ones((CHUNK, CHUNK), "f4"), 1)
-    part = both(lambda x, chunk: ex2(fma(unit, behind @ x, np.zeros_like(whole[0]) if chunk else whole[1]))) * d_key_out
-    d_key = d_key + part
-    of_decay += sum_before_token(part * key, TILE) + ex2(whole[0] + whole[1]) * total
+@dataclass(frozen=True)
+class SpannedStates:
+    """What the states give: gradients of query and key, of the log decays sums over what spans a token and nothing else.
 
+    units, unit, key, query (with the scale): of the tiles.
+    """
+
+    units: np.ndarray
+    unit: np.float32
+    key: np.ndarray
+    query: np.ndarray
+    d_query: np.ndarray
+    d_key: np.ndarray
+    of_decay: np.ndarray
+
+    @classmethod
+    def of(cls, units, unit, key, query, d_query, d_key, d_key_out, total):
+        early, late = chunks_of(units)
+        whole = [unit * x.sum(axis=-2, keepdims=True, dtype="f4") for x in (early, late)]
+        none = np.zeros_like(whole[0])
+        before = np.tril(np.ones((CHUNK, CHUNK), "f4"))
+        d = decays(units, unit, (before, before), (none, whole[0]))
+        d_query, d_key = d_query * d, d_key * d
+        of_decay = sum_from_token(fma(query, d_query, key * d_key), TILE)
+        behind = np.triu(np.ones((CHUNK, CHUNK), "f4"), 1)
+        part = decays(units, unit, (behind, behind), (whole[1], none)) * d_key_out
+        of_decay += sum_before_token(part * key, TILE) + ex2(whole[0] + whole[1]) * total
+        return cls(units, unit, key, query, d_query, d_key + part, of_decay)
+
+
+def chunks_of(x):
+    return x[..., :CHUNK, :], x[..., CHUNK:, :]
+
+
+def decays(units, unit, which, more):
+    """Decays [m,HV,32,K] over the tokens `which` ([token, m] of either chunk) and `more` log2 beside it."""
+    return np.concatenate([ex2(fma(unit, among @ x, beside))
+                           for among, x, beside in zip(which, chunks_of(units), more)], axis=-2)
+
+
+def of_strong_tokens(states, dP, dG, tokens):
+    """Gradients of the log decays where tokens [m,HV,32] holds; of other tokens what the states give."""
+    of_decay, at, m = states.of_decay.copy(), np.arange(TILE)[:, None], np.arange(TILE)
+    for token in np.flatnonzero(tokens.any(axis=tuple(range(tokens.ndim - 1)))):
+        between = np.where(at >= token, (m >= token) & (m <= at), (m > at) & (m < token)).astype("f4")
+        among = [between[:CHUNK, :CHUNK], between[CHUNK:, CHUNK:]]
+        chunk = token // CHUNK
+        beyond = (m >= token if chunk == 0 else m < token)[CHUNK * chunk :][:CHUNK].astype("f4")
+        more = [np.float32(0), np.float32(0)]
+        more[1 - chunk] = states.unit * (beyond @ chunks_of(states.units)[chunk])[..., None, :]
+        d = decays(states.units, states.unit, among, more)
+        columns = np.where(at < token, rounded_tf32(states.key * d), np.float32(0))
+        rows = d * fma(states.query, dP @ columns, states.key * (dG @ columns))
+        of_decay[..., token, :] += rows[..., token:, :].sum(axis=-2, dtype="f4")
+    return of_decay
+
+
+def by_levels(states, dP, dG, own):
+    """The same `Shares` where no factor spans the decays: every factor is a decay, nothing cancels."""
+    units, unit, key, query = states.units, states.unit, states.key, states.query
+    d_query, d_key, of_decay = states.d_query, states.d_key, states.of_decay
     token = np.arange(TILE)
     size = CHUNK
     while size > 0:
         within = ranges(size, TILE)
-        d = both(lambda x, chunk: ex2(unit * (within[CHUNK * chunk :, CHUNK * chunk :][:CHUNK, :CHUNK] @ x)))
+        d = decays(units, unit, (within[:CHUNK, :CHUNK], within[CHUNK:, CHUNK:]), (np.float32(0), np.float32(0)))
         k, q = rounded_tf32(key * d), rounded_tf32(query * d)
         met = meets(size, TILE)
         of_pairs, of_keys = np.where(met, dP, np.float32(0)), np.where(met, dG, np.float32(0))
@@ -204,6 +271,6 @@ def by_levels(units, unit, key, query, dP, dG, d_query, d_key, d_key_out, total,
         d_query = fma(d, of_query, d_query)
         d_key = fma(d, of_column, fma(d, of_row, d_key))
         rows = sum_from_token(fma(q, of_query, k * of_row), size)
-        of_decay += np.where(is_row(size, token)[:, None], rows, sum_before_token(k * of_column, size))
+        of_decay = of_decay + np.where(is_row(size, token)[:, None], rows, sum_before_token(k * of_column, size))
         size //= 2
     return Shares(fma(own, key, d_query), fma(own, query, d_key), of_decay)

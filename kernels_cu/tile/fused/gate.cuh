@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/gate.cuh"
+#include "common/gate_adjoint.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 #include "tile/shared/half_pair.cuh"
@@ -29,6 +30,11 @@ struct Strength {
     __device__ explicit Strength(BetaForm form) : most(form == BetaForm::kLogit2 ? 2.0f : 1.0f) {}
 
     __device__ float of(Element raw) const { return most * rcp(1.0f + ex2_flushed(-kLog2E * to_float(raw))); }
+
+    // Gradient of raw beta. along: the gradient of beta times beta; the slope of a sigmoid is a share sigmoid(-raw) of it.
+    __device__ float adjoint(float along, Element raw) const {
+        return along * rcp(1.0f + ex2_flushed(kLog2E * to_float(raw)));
+    }
 };
 
 // The gates of one head. g and dt_bias enter with the factor `rate`.
@@ -56,6 +62,14 @@ struct Gates {
     // Raw g of a token that decays nothing, two of them.
     __device__ u32 missing() const { return is_log ? 0u : Pair::kMinusInfinity; }
 
+    // log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|) from small = 2^-|x|.
+    __device__ static float softplus(float x, float small) {
+        float series = kSoftplus[4];
+#pragma unroll
+        for (int power = 3; power >= 0; --power) series = fmaf(series, small, kSoftplus[power]);
+        return fmaf(small, series, fmaxf(x, 0.0f));
+    }
+
     // Of kCount tokens, in place; x: rate (g + dt_bias). Stage by stage, so that the tokens' latencies overlap.
     template <bool kIsLog, int kCount>
     __device__ void to_units(float (&x)[kCount]) const {
@@ -64,7 +78,7 @@ struct Gates {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) x[i] = rcp(fmaf(ex2_flushed(x[i]), kUnit, kUnit));
         } else if constexpr (!kIsLog) {
-            // log2(1 + 2^x) = max(x, 0) + log2(1 + 2^-|x|).
+            // `softplus`, whose series goes token beside token here.
             float small[kCount], series[kCount];
 #pragma unroll
             for (int i = 0; i < kCount; ++i) small[i] = ex2_flushed(-fabsf(x[i]));
@@ -100,6 +114,26 @@ struct Gates {
         }
     }
 
+    // Whether one of the tokens of a fragment, of channels g and g + 8, decays by more than `most` units: from the raw
+    // gates, since units grow with them (`log`: fall). Sharp to a float32's rounding.
+    __device__ bool decays_beyond(const u32 (&raw)[2][4], const float (&bias)[2], float most) const {
+        // The argument at which the units are `most`.
+        const float limit = is_log ? most : lg2(ex2_flushed(most / gain) - 1.0f);
+        bool beyond = false;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 x = raw[0][2 * half];
+#pragma unroll
+            for (int i = 1; i < 4; ++i) {
+                const u32 y = raw[i / 2][i % 2 + 2 * half];
+                x = is_log ? Pair::smaller(x, y) : Pair::larger(x, y);
+            }
+            const float2 g = Pair::unpack(x);
+            beyond |= fmaf(is_log ? fminf(g.x, g.y) : fmaxf(g.x, g.y), rate, bias[half]) > limit;
+        }
+        return beyond;
+    }
+
     // Of one register.
     __device__ u32 pair(u32 raw, float bias) const {
         u32 units[1] = {raw};
@@ -110,5 +144,28 @@ struct Gates {
             activate<false>(units, biases);
         }
         return units[0];
+    }
+};
+
+// From the gradients of the log decays of one head to those of raw g and of A_log.
+struct GateAdjoint {
+    // Of raw g, of A_log: what does not depend on the token.
+    float of_raw, of_rate;
+
+    // A: as for Gates.
+    __device__ GateAdjoint(float A, float lower_bound)
+        : of_raw(kBounded ? A * lower_bound : -A), of_rate((kBounded ? -lower_bound : -A) / kLog2E) {}
+
+    // d: the gradient of the log decay; x: `rate` (g + dt_bias) of Gates. Not for `log`, whose g is the log decay. Where a
+    // channel was reset x is infinite and d is 0: 0 * inf is not to be summed.
+    __device__ GateGradient take(float d, float x) const {
+        const float small = ex2_flushed(-fabsf(x)), share = rcp(1.0f + small);
+        if constexpr (kBounded) {
+            const float dx = d * (small * share * share);
+            return {of_raw * dx, dx == 0.0f ? 0.0f : of_rate * dx * x};
+        } else {
+            const float decay = Gates::softplus(x, small);
+            return {of_raw * d * (x < 0.0f ? small * share : share), d == 0.0f ? 0.0f : of_rate * d * decay};
+        }
     }
 };

@@ -17,6 +17,11 @@ struct DeepTile {
     u32 units[2][4];
     float unit;
 
+    // Two ones in float16, or zeros.
+    __device__ static u32 ones(bool first, bool second) {
+        return (first ? 0x3c00u : 0u) | (second ? 0x3c000000u : 0u);
+    }
+
     // Of every token the decay over tokens of its own chunk: bits(token, m) is a register of ones in float16 where m and
     // m + 1 count; `more` by chunk and channel beside it, log2.
     template <typename Bits>
@@ -43,17 +48,14 @@ struct DeepTile {
         }
     }
 
-    // The gradients by Q+, K+ and Kr become those of q (d_query) and k (d_key), pairs with others included; of_decay
-    // those of the log decays: sums over what spans a token and nothing else, since what e^-l leaves of it is small beside
-    // what does not. of_state: d total's. A function of its own, so that the way without levels keeps its registers.
-    __device__ __noinline__ void take(ChannelTokens& d_query, ChannelTokens& d_key, const ChannelTokens& d_key_out,
-                         const float (&of_state)[2], ChannelTokens& of_decay, const PairBlocks& blocks, int lane) const {
+    // What the states before and behind the tile give: the gradients by Q+, K+ and Kr become those of q (d_query) and k
+    // (d_key); of_decay those of the log decays: sums over what spans a token and nothing else, since what e^-l leaves of it
+    // is small beside what does not. of_state: d total's.
+    __device__ void span_states(ChannelTokens& d_query, ChannelTokens& d_key, const ChannelTokens& d_key_out,
+                                const float (&of_state)[2], ChannelTokens& of_decay, int lane) const {
         float total[2][2];
         totals(total);
         ChannelTokens d, part;
-        const auto ones = [](bool first, bool second) {
-            return (first ? 0x3c00u : 0u) | (second ? 0x3c000000u : 0u);
-        };
         const float before[2][2] = {{0.0f, 0.0f}, {total[0][0], total[0][1]}};
         decay(d, before, lane, [&](int token, int m) { return ones(m <= token, m + 1 <= token); });
 #pragma unroll
@@ -86,6 +88,14 @@ struct DeepTile {
                 of_decay[n][e] += part[n][e] + through;
             }
         }
+    }
+
+    // The same with the pairs of the tile's tokens. A function of its own, so that the way without levels keeps its
+    // registers.
+    __device__ __noinline__ void take(ChannelTokens& d_query, ChannelTokens& d_key, const ChannelTokens& d_key_out,
+                                      const float (&of_state)[2], ChannelTokens& of_decay, const PairBlocks& blocks,
+                                      int lane) const {
+        span_states(d_query, d_key, d_key_out, of_state, of_decay, lane);
 #pragma unroll 1
         for (int size = kChunk; size > 0; size /= 2) take_level(d_query, d_key, of_decay, blocks, {size}, lane);
     }

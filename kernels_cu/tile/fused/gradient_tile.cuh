@@ -33,13 +33,14 @@ struct Tile {
     static constexpr int kFactors = kStrengths + kTileTokens * 4;
     static constexpr int kBarriers = kFactors + 10 * Record::kUnits * 4;  // token records, state records
     static constexpr int kBytes = kBarriers + 2 * 8;
-    // Once the states have been used: 8 x 8 blocks of dP and dG (gradient_pairs.cuh), sums over the channels by warp,
-    // then in all, and 16 values a thread that wait for their use.
+    // Once the states have been used: 8 x 8 blocks of dP and dG (gradient_pairs.cuh) and, where those were, sums over the
+    // channels; the same sums by warp; twice 16 values a thread that wait for their use.
     static constexpr int kPairs = kState;
+    static constexpr int kSums = kPairs;
     static constexpr int kPartialSums = kPairs + 4 * 16 * 64 * 4;
-    static constexpr int kSums = kPartialSums + 8 * 2 * kTileTokens * 4;
-    static constexpr int kParked = kSums + 2 * kTileTokens * 4;
-    static_assert(kParked + kThreads * 16 * 4 <= kKey);
+    static constexpr int kParked = kPartialSums + 8 * 2 * kTileTokens * 4;
+    static constexpr int kParkedDecays = kParked + kThreads * 16 * 4;
+    static_assert(kParkedDecays + kThreads * 16 * 4 <= kKey);
 };
 static_assert(Tile::kBytes == KDA_SHARED_BYTES, "the launch table must know");
 
