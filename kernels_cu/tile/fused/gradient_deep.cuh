@@ -6,7 +6,9 @@
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
 #include "tile/fused/gradient_pairs.cuh"
+#include "tile/fused/gradient_products.cuh"
 #include "tile/fused/gradient_tile.cuh"
+#include "tile/fused/gradient_warp.cuh"
 #include "tile/fused/token_sums.cuh"
 #include "tile/shared/token_levels.cuh"
 
@@ -16,6 +18,18 @@ struct DeepTile {
     ChannelTokens key, query;
     u32 units[2][4];
     float unit;
+
+    __device__ DeepTile(const WarpTile& here, const WarpGates& gates, float scale) : unit(gates.gates.unit) {
+        gates.fetch_units(units[0], here, 0);
+        gates.fetch_units(units[1], here, 1);
+        here.fetch_key(key);
+        here.fetch_query(query);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) query[n][e] *= scale;
+        }
+    }
 
     // Two ones in float16, or zeros.
     __device__ static u32 ones(bool first, bool second) {
@@ -150,3 +164,29 @@ struct DeepTile {
         }
     }
 };
+
+// All pairs of a warp's tile by levels; as SharedFactors::take.
+__device__ inline void take_by_levels(const WarpTile& here, const WarpGates& gates, StateProducts& products,
+                                      ChannelTokens& of_decay, const PairBlocks& blocks, float scale) {
+    const DeepTile tile(here, gates, scale);
+    // Copies: what a call is given by reference has no registers elsewhere either.
+    ChannelTokens d_query, d_key, d_key_out, d_decay;
+    const float of_state[2] = {products.total[0], products.total[1]};
+    copy(d_query, products.d_query);
+    copy(d_key, products.d_key);
+    copy(d_key_out, products.d_key_out);
+    tile.take(d_query, d_key, d_key_out, of_state, d_decay, blocks, here.lane);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        // A token with itself.
+        const float2 own = here.of_tokens(Tile::kDiagonals, n);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float diagonal = e % 2 == 0 ? own.x : own.y;
+            products.d_query[n][e] = fmaf(diagonal, tile.key[n][e], d_query[n][e]);
+            products.d_key[n][e] = fmaf(diagonal, tile.query[n][e], d_key[n][e]);
+            of_decay[n][e] = d_decay[n][e];
+        }
+    }
+    here.park(Tile::kParked, products.d_query);
+}

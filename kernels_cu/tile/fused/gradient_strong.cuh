@@ -6,6 +6,8 @@
 #include "ptx/mma.cuh"
 #include "tile/fused/gradient_deep.cuh"
 #include "tile/fused/gradient_pairs.cuh"
+#include "tile/fused/gradient_products.cuh"
+#include "tile/fused/gradient_warp.cuh"
 
 struct StrongTokens {
     // More of them in a tile go by levels, which take all tokens at once.
@@ -30,26 +32,50 @@ struct StrongTokens {
     __device__ bool many() const { return __popc(tokens) > kMost; }
     __device__ bool has(int token) const { return tokens >> token & 1; }
 
-    // of_decay of these tokens becomes what spans them; of the others it is left undefined. The other arguments as for
-    // DeepTile::take. A function of its own, so that the way without strong tokens keeps its registers.
-    __device__ __noinline__ void take(const DeepTile& tile, const ChannelTokens& d_query_state,
-                                      const ChannelTokens& d_key_state, const ChannelTokens& d_key_out,
-                                      const float (&of_state)[2], ChannelTokens& of_decay, const PairBlocks& blocks,
-                                      int lane) const {
-        ChannelTokens d_query, d_key;
+    // Parks the gradients of these tokens' log decays in Tile::kParkedDecays; products: what the states give, unchanged.
+    __device__ void take(const WarpTile& here, const DeepTile& tile, StateProducts& products,
+                         const PairBlocks& blocks) const {
+        // Copies: what a call is given by reference has no registers elsewhere either, nor what lives over it.
+        ChannelTokens d_query, d_key, d_key_out, of_decay;
+        const float of_state[2] = {products.total[0], products.total[1]};
+        copy(d_query, products.d_query);
+        copy(d_key, products.d_key);
+        copy(d_key_out, products.d_key_out);
+        sum(tile, d_query, d_key, d_key_out, of_state, of_decay, blocks, here.lane);
+        here.park(Tile::kParkedDecays, of_decay);
+        copy(products.d_query, d_query);
+        copy(products.d_key, d_key);
+        copy(products.d_key_out, d_key_out);
+        products.total[0] = of_state[0], products.total[1] = of_state[1];
+    }
+
+    // What was parked to where it belongs.
+    __device__ void put(const WarpTile& here, ChannelTokens& of_decay) const {
+        ChannelTokens own;
+        here.fetch_parked(own, Tile::kParkedDecays);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                d_query[n][e] = d_query_state[n][e];
-                d_key[n][e] = d_key_state[n][e];
+                if (has(8 * n + 2 * (here.lane & 3) + e % 2)) of_decay[n][e] = own[n][e];
             }
         }
+    }
+
+  private:
+    // of_decay of these tokens becomes what spans them; of the others it is left undefined. The other arguments as for
+    // DeepTile::take. A function of its own, so that the way without strong tokens keeps its registers.
+    __device__ __noinline__ void sum(const DeepTile& tile, const ChannelTokens& d_query_state,
+                                     const ChannelTokens& d_key_state, const ChannelTokens& d_key_out,
+                                     const float (&of_state)[2], ChannelTokens& of_decay, const PairBlocks& blocks,
+                                     int lane) const {
+        ChannelTokens d_query, d_key;
+        copy(d_query, d_query_state);
+        copy(d_key, d_key_state);
         tile.span_states(d_query, d_key, d_key_out, of_state, of_decay, lane);
         for (u32 left = tokens; left != 0; left &= left - 1) add_pairs(tile, of_decay, blocks, __ffs(left) - 1, lane);
     }
 
-private:
     // Pairs of the tokens from `token` on with those before it.
     __device__ void add_pairs(const DeepTile& tile, ChannelTokens& of_decay, const PairBlocks& blocks, int token,
                               int lane) const {
