@@ -144,8 +144,8 @@ SPILLS = {
     "short_conv_backward": "on sm_80 one value in float32, kept out of the 80 registers that the compiler settles for",
     "sm90_backward_chain": "as in `sm90_chain`",
     "sm90_gradients": "two blocks fill the registers of a multiprocessor; what a lane has of 16 channels and 32 tokens, "
-                      "six values of each, nearly fills its 128; without a bound on the gates also what the levels are "
-                      "given, by reference",
+                      "six values of each, nearly fills its 128; without a bound on the gates also what lives over the "
+                      "calls of the two rare ways",
     "sm90_chain": "a block fills the registers of a multiprocessor; up to two values of the preparation's bookkeeping, "
                   "used once a chunk, do not fit; without a bound on the gates up to twelve",
     "step": "two blocks of 128 channels fill the registers of a multiprocessor; a thread asks for 64 values of the state "

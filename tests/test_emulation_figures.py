@@ -45,7 +45,9 @@ def of_regime(regime, tokens=512, heads=16):
 def test_gradients_of_the_report(regime):
     found = errors(of_regime(regime))
     for name, reported in zip(NAMES, REPORTED[regime]):
-        assert found[name] == pytest.approx(reported, rel=0.05), f"{name}: {found[name]:.3e}"
+        # The error of dA_log is a norm over 16 numbers, of which each rounding draws another; the others have thousands.
+        near = 0.1 if name == "dA_log" else 0.05
+        assert found[name] == pytest.approx(reported, rel=near), f"{name}: {found[name]:.3e}"
 
 
 def outputs(engine, case):
@@ -86,8 +88,8 @@ def test_outputs_of_the_report(regime, monkeypatch):
     assert regime != "weak" or now["final_state"] < 0.95 * then["final_state"]
 
 
-# dg of lone tokens among hardly decaying ones, gate `log`, by nats of the token: with levels from 4, 8 and 10 nats on,
-# and without levels.
+# dg of lone tokens among hardly decaying ones, gate `log`, by nats of the token: where tokens are summed by themselves from
+# 4, 8 and 10 nats on, and never.
 LONE = {5: (2.0e-3, 2.0e-3, 2.0e-3, 2.0e-3), 8: (2.5e-3, 2.5e-3, 2.5e-3, 2.5e-3),
         10: (2.6e-3, 2.6e-3, 2.6e-3, 3.0e-3), 12: (1.7e-3, 1.7e-3, 1.7e-3, 1.2e-2)}
 THRESHOLDS = (4, 8, 10, np.inf)
@@ -105,7 +107,7 @@ def lone_error(case, tokens, expected):
 
 @pytest.fixture
 def threshold(monkeypatch):
-    """Sets the nats of a token from which on the gradients take pairs by levels."""
+    """Sets the nats of a token from which on its log decay's gradient is summed by itself."""
 
     def fix(nats):
         units = nats * constant("kLog2E") * constant("kGateScale", False)
@@ -116,14 +118,14 @@ def threshold(monkeypatch):
 
 
 @pytest.mark.parametrize("nats", LONE)
-def test_threshold_of_the_levels(nats, threshold):
+def test_threshold_of_strong_tokens(nats, threshold):
     problem = lone_tokens(nats)
     for least, measured in zip(THRESHOLDS, LONE[nats]):
         threshold(least)
         found = lone_error(*problem)
-        # Without levels what is left by cancellation depends on the decays of the other tokens, which differ here.
+        # With shared factors what is left by cancellation depends on the decays of the other tokens, which differ here.
         near = 1.0 if least > nats else 0.3
-        assert found == pytest.approx(measured, rel=near), f"levels from {least} nats: {found:.2e}"
+        assert found == pytest.approx(measured, rel=near), f"by itself from {least} nats: {found:.2e}"
 
 
 def test_the_threshold_loses_nothing():

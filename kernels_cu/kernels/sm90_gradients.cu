@@ -10,7 +10,8 @@
 // e^(m - gamma) with m half the chunk's total, at most 40 nats either way. Between the chunks a channel has the factor
 // e^(m0 + m1). Pairs i = j reach q and k only. The log decays get products of the very operands that the tensor cores saw
 // with what they returned, so that a pair that does not span a token cancels there. KDA_BOUNDED 0 (tile/fused/gate.cuh):
-// a warp in whose channels a decay is too strong for all that takes its pairs level by level (tile/fused/gradient_deep.cuh).
+// tokens whose decay is too strong for that are summed by themselves (tile/fused/gradient_strong.cuh); a warp with many of
+// them, or with a chunk too strong for shared factors, takes its pairs level by level (tile/fused/gradient_deep.cuh).
 //
 // KDA_GROUPED 1: with more value heads than key heads, of which each has as many; the shares of dq and dk by value head
 // are then left in float32.
@@ -50,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const i64 key_offset = kGrouped ? place.token * key_stride + key_head * kSize : offset;
 
     // Asked for early.
-    const float A = A_log != nullptr ? expf(A_log[head]) : 1.0f;
-    const Gates gates(static_cast<GateForm>(gate_form), A, lower_bound);
+    const Gates gates(static_cast<GateForm>(gate_form), A_log != nullptr ? expf(A_log[head]) : 1.0f, lower_bound);
     float bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         if (!kBounded && strong.any()) strong.put(here, of_decay);
     }
 
-    put_gate_gradients(here, warp_gates, GateAdjoint(A, lower_bound), of_decay, d_bias + tile_and_head * kSize,
+    put_gate_gradients(here, warp_gates, GateAdjoint(gates, lower_bound), of_decay, d_bias + tile_and_head * kSize,
                        d_rate + tile_and_head * 8 + here.warp);
     here.fetch_parked(products.d_query, Tile::kParked);
     const NormAdjoint norm(here, products.d_query, products.d_key);

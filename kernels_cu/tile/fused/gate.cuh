@@ -118,7 +118,7 @@ struct Gates {
     // gates, since units grow with them (`log`: fall). Sharp to a float32's rounding.
     __device__ bool decays_beyond(const u32 (&raw)[2][4], const float (&bias)[2], float most) const {
         // The argument at which the units are `most`.
-        const float limit = is_log ? most : lg2(ex2_flushed(most / gain) - 1.0f);
+        const float limit = is_log ? most : lg2(ex2_flushed(most * rcp(gain)) - 1.0f);
         bool beyond = false;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -152,9 +152,16 @@ struct GateAdjoint {
     // Of raw g, of A_log: what does not depend on the token.
     float of_raw, of_rate;
 
-    // A: as for Gates.
-    __device__ GateAdjoint(float A, float lower_bound)
-        : of_raw(kBounded ? A * lower_bound : -A), of_rate((kBounded ? -lower_bound : -A) / kLog2E) {}
+    __device__ GateAdjoint(const Gates& gates, float lower_bound) {
+        constexpr float kLn2 = 1.0f / kLog2E;
+        if (kBounded) {
+            of_rate = -kLn2 * lower_bound;
+            of_raw = of_rate * gates.rate;
+        } else {
+            of_raw = -1.0f / kGateScale * gates.gain;
+            of_rate = kLn2 * of_raw;
+        }
+    }
 
     // d: the gradient of the log decay; x: `rate` (g + dt_bias) of Gates. Not for `log`, whose g is the log decay. Where a
     // channel was reset x is infinite and d is 0: 0 * inf is not to be summed.

@@ -13,7 +13,8 @@
 
 // Units of decays up to which the pairs share factors. Of a token: where pairs share factors, the gradient of its log
 // decay is the difference of two sums, and at 10 nats e^-10 times their size. It is then right to 3e-3 (a token alone among
-// hardly decaying ones; rounding to bfloat16 costs 1.7e-3), at 12 nats to 1.2e-2. Beyond, pairs are taken by levels.
+// hardly decaying ones; rounding to bfloat16 costs 1.7e-3), at 12 nats to 1.2e-2. Beyond, the token is
+// summed by itself (gradient_strong.cuh).
 constexpr float kMostOfSharedToken = 10.0f * kLog2E * kGateScale;
 // Of a chunk: its halves to either side of the middle.
 constexpr float kMostOfSharedChunk = 80.0f * kLog2E * kGateScale;

@@ -62,11 +62,12 @@ struct TokenProducts {
 
     __device__ TokenProducts(const WarpTile& here, const Factors& factors)
         : matrix(here.warp / 3), rows(here.warp % 3 != 0), columns(here.warp % 3 == 2) {
-        if (here.warp >= kCount) return;
-        if (factors.alike) {
-            multiply<true>(here, factors);
-        } else {
-            multiply<false>(here, factors);
+        if (here.warp < kCount) {
+            if (factors.alike) {
+                multiply<true>(here, factors);
+            } else {
+                multiply<false>(here, factors);
+            }
         }
     }
 
