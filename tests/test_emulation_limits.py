@@ -210,11 +210,23 @@ def test_a_lone_strong_decay_under_a_bound(raw):
     assert error(pair, "dg", lone) <= RIGHT
 
 
-@pytest.mark.parametrize("A_log, right", ((88.0, True), (89.0, False)))
-def test_a_rate_that_overflows(A_log, right):
-    case = make("ordinary", tokens=40)
-    case = replace(case, A_log=np.full(1, A_log, "f4"), dt_bias=None, g=np.full_like(case.g, -1))
-    assert finite(results(case)[0]["out"]).all() == right
+@pytest.mark.parametrize("A_log", (62.0, 88.0, 89.0, 300.0))
+def test_a_rate_that_overflows(A_log):
+    """The sigmoid is saturated on either side of 0."""
+    case = make("strong", tokens=40)
+    g = np.sign(case.g.astype("f4")) * (0.1 + abs(case.g.astype("f4")))
+    pair = results(replace(case, A_log=np.full(1, A_log, "f4"), dt_bias=None, g=g.astype(case.g.dtype)))
+    for name in ("out", "dq", "dk", "dv", "dbeta"):
+        assert error(pair, name) <= RIGHT, name
+
+
+@pytest.mark.parametrize("g, right", ((-60.0, True), (-90.0, False)))
+def test_softplus_far_to_the_left(g, right):
+    """e^(A_log + g) is a decay of e^-2, but e^g is no normal number of float32 from -87.3 on: nothing decays then."""
+    case = make("strong", tokens=40)
+    pair = results(replace(case, A_log=np.full(1, -g - 2, "f4"), dt_bias=None, g=np.full_like(case.g, g),
+                           options=replace(case.options, gate="softplus")))
+    assert error(pair, "out") <= RIGHT if right else error(pair, "out") > 1e-2
 
 
 @pytest.mark.parametrize("name", ("q", "k"))

@@ -7,11 +7,34 @@
 enum class GateForm : int { kLowerBound = 0, kSoftplus = 1, kLog = 2 };
 enum class BetaForm : int { kLogit = 0, kLogit2 = 1, kValue = 2 };
 
-// Natural log decay of one channel, at most 0; -inf is legal. rate is exp(A_log), bias dt_bias (1 and 0 where absent).
-__device__ inline float log_decay(GateForm form, float g, float rate, float bias, float lower_bound) {
+// The largest exponent whose power of e, and whose reciprocal, float32 holds as a normal number.
+constexpr float kLargestExponent = 87.0f;
+
+// exp(A_log) of a head, which may leave float32: as two factors, the second of which is mostly 1.
+struct GateRate {
+    float log, near;
+
+    // A_log: 0 where absent.
+    __device__ explicit GateRate(float A_log)
+        : log(A_log), near(expf(A_log > kLargestExponent ? kLargestExponent : A_log)) {}
+
+    // x exp(A_log).
+    __device__ float times(float x) const {
+        x *= near;
+        return log > kLargestExponent ? x * expf(log - kLargestExponent) : x;
+    }
+
+    // x exp(A_log) e^exponent, where e^exponent alone would be no normal number.
+    __device__ float times_small(float x, float exponent) const { return x * expf(log + exponent); }
+};
+
+// Natural log decay of one channel, at most 0; -inf is legal. bias: dt_bias, 0 where absent.
+__device__ inline float log_decay(GateForm form, float g, const GateRate& rate, float bias, float lower_bound) {
     if (form == GateForm::kLog) return g;
-    if (form == GateForm::kSoftplus) return -rate * softplus(g + bias);
-    return lower_bound * sigmoid(rate * (g + bias));
+    const float x = g + bias;
+    if (form == GateForm::kLowerBound) return lower_bound * sigmoid(rate.times(x));
+    // Far to the left softplus(x) is e^x.
+    return x < -kLargestExponent ? rate.times_small(-1.0f, x) : rate.times(-softplus(x));
 }
 
 __device__ inline float activate_beta(BetaForm form, float beta) {

@@ -16,16 +16,18 @@ struct GateGradient {
 
 // d: gradient of the log decay. Where a channel was reset or masked the rate's factor is infinite and the gradient 0:
 // 0 * inf is not to be summed.
-__device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, float rate, float bias,
+__device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, const GateRate& rate, float bias,
                                             float lower_bound) {
     if (form == GateForm::kLog) return {d, 0.0f};
     if (form == GateForm::kSoftplus) {
-        const float of_rate = d == 0.0f ? 0.0f : d * log_decay(form, g, rate, bias, lower_bound);
-        return {-rate * sigmoid(g + bias) * d, of_rate};
+        const float x = g + bias, of_rate = d == 0.0f ? 0.0f : d * log_decay(form, g, rate, bias, lower_bound);
+        return {x < -kLargestExponent ? rate.times_small(-d, x) : rate.times(-sigmoid(x) * d), of_rate};
     }
-    const float x = rate * (g + bias);
-    const float dx = d * lower_bound * sigmoid_slope(x);
-    return {rate * dx, dx == 0.0f ? 0.0f : dx * x};
+    const float x = rate.times(g + bias), bounded = d * lower_bound;
+    const float dx = bounded * sigmoid_slope(x);
+    // Far out on either side the sigmoid's slope is e^-|x|.
+    const float raw = fabsf(x) > kLargestExponent ? rate.times_small(bounded, -fabsf(x)) : rate.times(dx);
+    return {raw, dx == 0.0f ? 0.0f : dx * x};
 }
 
 // Gradient of raw beta. along: the gradient of the activated beta times that beta, which is how it comes out of what the

@@ -65,7 +65,8 @@ struct StripFragments {
 // The gate of one channel over the chunk's tokens, whose gradients go `stride` apart. The form is a constant, so that the
 // unrolled loops hold the code of one form each, and only that passes through the instruction cache.
 struct ChannelGate {
-    float rate, bias, lower_bound;
+    GateRate rate;
+    float bias, lower_bound;
     int tokens;
     i64 stride;
 
@@ -350,7 +351,7 @@ backward_tokens(const Element* q, const Element* k, const Element* g, const Elem
         __syncthreads();
 
         // From here on a thread a channel.
-        const float rate = A_log == nullptr ? 1.0f : expf(A_log[value_head]);
+        const GateRate rate(A_log == nullptr ? 0.0f : A_log[value_head]);
         const float bias = dt_bias == nullptr || !real_channel ? 0.0f : dt_bias[value_head * key_size + channel];
         const i64 of_gate = (place.token * value_heads + value_head) * key_size + channel;
         const i64 gate_stride = static_cast<i64>(value_heads) * key_size;
@@ -436,8 +437,11 @@ backward_tokens(const Element* q, const Element* k, const Element* g, const Elem
 #pragma unroll
             for (int j = 0; j < kKeySize / 32; ++j) {
                 if (i < tokens_of_warp && 32 * j < key_size - lane) {
-                    const float normed = to_float(raw.at[i][j]) * factor;
-                    from_float(to[of_warp + i * key_stride + 32 * j], factor * (row[32 * j] * scale - normed * along));
+                    const float normed = to_float(raw.at[i][j]) * factor, d = row[32 * j] * scale;
+                    // Of a single channel 1 - normed^2 is what epsilon leaves, formed without the difference.
+                    const bool single = qk_l2norm && key_size == 1;
+                    const float across = single ? kNormEpsilon * factor * factor * d : d - normed * along;
+                    from_float(to[of_warp + i * key_stride + 32 * j], factor * across);
                 }
             }
         }

@@ -161,7 +161,7 @@ prepare(const Element* q, const Element* k, const Element* g, const Element* bet
 
     // Activate, two tokens of a warp at a time, a lane holding neighbouring channels. Tokens past the end and channels
     // past K become zeros with no decay.
-    const float rate = A_log == nullptr ? 1.0f : expf(A_log[value_head]);
+    const GateRate rate(A_log == nullptr ? 0.0f : A_log[value_head]);
     const int first_channel = lane * kChannelsPerLane;
     float bias[kChannelsPerLane];
 #pragma unroll

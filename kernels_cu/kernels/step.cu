@@ -60,7 +60,7 @@ step(const Element* q, const Element* k, const Element* v, const Element* g, con
         }
     }
 
-    const float rate = A_log == nullptr ? 1.0f : expf(A_log[value_head]);
+    const GateRate rate(A_log == nullptr ? 0.0f : A_log[value_head]);
     for (i64 token = cu_seqlens[sequence]; token < cu_seqlens[sequence + 1]; ++token) {
         const i64 of_value = token * value_heads + value_head;
         // Asked for before anything waits.

@@ -29,6 +29,7 @@ class Gates:
         if operands.A_log is not None:
             with np.errstate(over="ignore"):
                 A = np.exp(operands.A_log.astype("f4"))[:, None]
+                A[A > np.float32(1e27)] = 1e27
         if operands.dt_bias is not None:
             bias = operands.dt_bias.astype("f4")
         return cls(options.gate, np.float32(options.lower_bound), A, bias)
@@ -64,8 +65,7 @@ class Gates:
             if self.bounded:
                 one = 1 / self.scale
                 return to_float16(rcp(fma(ex2(x), one, one)))
-            gain = np.minimum(self.A * self.scale, np.float32(1e30))[..., None]
-            return to_float16_saturated(gain * softplus(x))
+            return to_float16_saturated((self.A * self.scale)[..., None] * softplus(x))
 
     def adjoint(self, d, g):
         """(gradient of raw g, of A_log by token and channel) from that of the log decay; all [...,HV,tokens,K]."""

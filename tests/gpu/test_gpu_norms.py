@@ -9,8 +9,10 @@ from device_run import check
 from gradient_run import check_gradients
 from stages import gradients, stages
 
+import kda_engine as kda
 from kda_engine import cases
 from kda_engine.engines.cuda import CudaEngine
+from kda_engine.engines.reference import ReferenceEngine
 
 # Squares overflow float32 from 1.8e19 on; sums of 64 or 128 of them before.
 LARGE = (1e18, 1e30)
@@ -81,3 +83,13 @@ def test_bounds_of_decays_stay_bounds(size):
             # A key of no length leaves the growth of a token's map at 1, which is rounded upwards.
             assert ((logs >= expected[0]) & (logs <= expected[0] + 1e-9)).all()
             assert np.isfinite(added).all() and (added <= (1 + 1e-5) * expected[1].max()).all()
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_a_single_channel(dtype):
+    """The norm leaves of dq and dk what epsilon leaves: 1e-6 of what two sums that cancel would be made of."""
+    case = cases.make("strong", dtype=dtype, tokens=50, heads=2, K=1, V=32)
+    found, expected = gradients(CudaEngine(), case), gradients(ReferenceEngine(), case)
+    for name in ("dq", "dk"):
+        error = kda.compare(found[name], expected[name])
+        assert error <= 5e-3, f"{name}: {error:.1e}"

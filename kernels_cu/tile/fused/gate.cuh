@@ -47,14 +47,15 @@ struct Gates {
     // A: exp(A_log), 1 where absent.
     __device__ Gates(GateForm form, float A, float lower_bound) {
         is_log = !kBounded && form == GateForm::kLog;
+        // Finite, for gates of 0 and for a missing token's decay of 0. A comparison lets a NaN through.
+        if (A > 1e27f) A = 1e27f;
         if (kBounded) {
             // Not zero, so that the -inf of a missing token stays one.
-            rate = -kLog2E * fmaxf(A, 1e-30f);
+            rate = -kLog2E * (A < 1e-30f ? 1e-30f : A);
             unit = lower_bound * kLog2E / kGateScale;
         } else {
             rate = is_log ? -kLog2E * kGateScale : kLog2E;
-            // Finite, for a missing token's decay of 0.
-            gain = fminf(A * kGateScale, 1e30f);
+            gain = A * kGateScale;
             unit = -1.0f / kGateScale;
         }
     }
