@@ -32,6 +32,10 @@ _PIECE = np.dtype([("first_token", "<i8"), ("tokens", "<i4"), ("carried", "<i4")
 _CUT = np.dtype([("token", "<i8"), ("chunks", "<i4"), ("unused", "<i4")])
 _TILE = np.dtype([("token", "<i8"), ("tokens", "<i4"), ("unused", "<i4")])
 _STATE, _TRANSITION = 0, 1
+
+# Where the forward's transition of a piece lies, seen from the slot in front of the piece, which the backward folds to.
+FORWARD_TRANSITION = 1
+
 _NOWHERE = -(2**31)
 
 

@@ -254,7 +254,7 @@ KERNELS = {
             shared=_chain_shared,
             blocks=lambda a: a["count"] * a["value_heads"] * (
                 tiles(a["value_size"], WIDE_COLUMNS)
-                + (0 if a["transition"] is None else tiles(a["key_size"], WIDE_COLUMNS))),
+                + (tiles(a["key_size"], WIDE_COLUMNS) if a["transition"] else 0)),
         ),
         Kernel(
             "scan", "kernels/scan.cu",
@@ -333,7 +333,8 @@ KERNELS = {
         ),
         Kernel(
             "fold_states", "kernels/fold_states.cu",
-            pointers("chains", "transitions", "carried", "warmup_chunks") + integers("value_heads"),
+            pointers("chains", "transitions", "carried", "warmup_chunks")
+            + integers("value_heads", "slots_behind"),
             variants=hopper_variants(fold_variant(False), fold_variant(True)),
             threads=lambda variant: 256,
             shared=lambda variant: FOLD_SHARED,

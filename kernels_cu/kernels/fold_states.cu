@@ -6,7 +6,8 @@
 //
 // In:  chains [chains] (one row a cut sequence); transitions [slot,HV,128,128] float32, row-major [out, in].
 // In, out: carried [slot,HV,128,128] float32 [K,V]: slot first holds the first piece's true last state, slot first + r
-//      S_r; afterwards slot first + r holds state_r; M_r is in the slot of S_r. Slots of different chains are disjoint.
+//      S_r; afterwards slot first + r holds state_r; M_r is `slots_behind` slots behind S_r's. Slots of different chains are
+//      disjoint.
 //      warmup_chunks [slot,HV] (kernels/certify_cuts.cu) or null: where it is not negative, S_r is state_r already and
 //      M_r is not read.
 // Grid: one block for each chain, head and block of kColumns value columns, the columns fastest; 256 threads,
@@ -44,7 +45,8 @@ __device__ void copy_matrix(float* shared, const float* global) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int value_heads) {
+    fold_states(const Chain* chains, const float* transitions, float* carried, const int* warmup_chunks, int value_heads,
+                int slots_behind) {
     extern __shared__ __align__(16) float shared[];
     float* state = shared + 2 * kMatrix;
     constexpr int kBlocks = kSize / kColumns;
@@ -56,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kDirection = kReversed ? -1 : 1;
     const i64 slot_size = static_cast<i64>(value_heads) * kSize * kSize, to_next = kDirection * slot_size;
     const i64 offset = chain.first_slot * slot_size + static_cast<i64>(head) * kSize * kSize;
-    const float* matrix = transitions + offset + to_next;
+    const float* matrix = transitions + offset + to_next + slots_behind * slot_size;
     float* own = carried + offset + row * kSize + first_column + column;
 
     // Uniform in the block.

@@ -1,6 +1,5 @@
 """The fused path: everything of a chunk in one fused kernel, K = V = 128 and 16-bit inputs, on Hopper."""
 
-import math
 from dataclasses import dataclass
 
 import cupy
@@ -8,11 +7,10 @@ import cupy
 from ...affine import Affine
 from ...device.chain_plan import TILE_TOKENS, make_chain_plan
 from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
-                               ChainVariant, certify_variant, fold_variant)
+                               ChainVariant)
 from ...device.launch import Prepared
 from ...device.workspace import Workspace
-from .cuts import Cuts
-from .decay import float32_above
+from .carry import carry_to_cuts, fold
 
 # Made in every saving call and therefore not frozen, as `slabs.Kept`.
 @dataclass
@@ -67,16 +65,11 @@ def forward(problem, initial_state, save, out, final_state):
     """
     certified = problem.options.skip == "certified"
     plan = plan_for(problem, certified)
-    scratch = cuts = None
-    if plan.before is not None:
-        size = plan.slots * problem.state_floats
-        scratch = Workspace(carried=size, transitions=size)
-        warmup = 0
-        if certified:
-            cuts = Cuts(problem, plan, initial_state, None, certify(problem, plan.cuts, reversed=False))
-            warmup = cuts.warmup
+
+    def run_pieces(scratch, warmup):
         chain(problem, plan.before, None, initial_state, scratch.carried, scratch.transitions, warmup)
-        fold(problem, plan.chains, scratch.transitions, scratch.carried, warmup, reversed=False)
+
+    scratch, cuts = carry_to_cuts(problem, plan, False, initial_state, None, run_pieces)
     records = make_records(problem, plan, FORWARD_UNITS) if save else None
     chain(problem, plan.forward, plan.columns, initial_state, 0 if scratch is None else scratch.carried, 0, 0, out,
           final_state, records)
@@ -116,26 +109,6 @@ def make_records(problem, plan, units):
     return Workspace(states=count * STATE_WORDS, tokens=count * TOKEN_WORDS, units=count * units)
 
 
-def certify(problem, cuts, reversed):
-    """Workspace with how many chunks next to each cut determine what is carried there, as `warmup` [cuts,HV] int32."""
-    decided = cuts.count * problem.value_heads
-    scratch = Workspace(warmup=decided, bounds=decided)
-    start = problem.device.ready(_prepare_certify, problem.element, problem.value_heads, problem.activation,
-                                 problem.options.tolerance, cuts, reversed)
-    g, A_log, dt_bias = problem.addresses[3], *problem.addresses[5:]
-    start(g, A_log, dt_bias, scratch.warmup, scratch.bounds)
-    return scratch
-
-
-def _prepare_certify(device, element, value_heads, activation, tolerance, cuts, reversed):
-    # Rounded so that no bound comes out smaller, and none passes that is above the tolerance.
-    rounded = {"lower_bound": float32_above(activation.lower_bound),
-               "log_tolerance": -float32_above(-math.log(tolerance))}
-    return Prepared("certify_cuts", certify_variant(element, reversed), device,
-                    ("g", "A_log", "dt_bias", "warmup_chunks", "bounds"), count=cuts.count, cuts=cuts.rows,
-                    value_heads=value_heads, **activation.arguments | rounded)
-
-
 def chain(problem, pieces, columns, initial_state, carried, transitions, warmup=0, out=None, final_state=None,
           records=None):
     """One launch over a table of pieces; columns None: nothing but what the pieces carry. carried, transitions, warmup:
@@ -157,14 +130,3 @@ def _prepare_chain(device, element, heads, value_heads, activation, pieces, colu
     return Prepared("sm90_chain", variant, device, order, count=device.target.multiprocessors, pieces=pieces.rows,
                     items=pieces.count * value_heads * (CHAIN_SIZE // variant.columns), key_heads=heads,
                     value_heads=value_heads, **activation.arguments)
-
-
-def fold(problem, chains, transitions, carried, warmup, reversed):
-    """What is carried to the cuts, from what each piece carries from zero; chains None: it is that already."""
-    if chains is not None:
-        problem.device.ready(_prepare_fold, problem.value_heads, chains, reversed)(transitions, carried, warmup)
-
-
-def _prepare_fold(device, value_heads, chains, reversed):
-    return Prepared("fold_states", fold_variant(reversed), device, ("transitions", "carried", "warmup_chunks"),
-                    count=chains.count, chains=chains.rows, value_heads=value_heads)

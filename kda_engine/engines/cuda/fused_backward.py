@@ -3,34 +3,32 @@
 import cupy
 
 from ...device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, element_variant, gradients_variant
-from ...device.launch import launch
-from ...device.workspace import Workspace
-from .cuts import Cuts
-from .fused import certify, chain, fold, make_records, plan_for
+from ...device.launch import Prepared, launch
+from .carry import carry_to_cuts
+from .fused import chain, make_records, plan_for
 
 
 def backward(problem, record, d_out, d_final_state, gradients):
     """Of a forward that left a Record: writes the tokens' `gradients`; returns those of the initial states, of A_log [HV]
     and dt_bias [HV,K], float64, and the Cuts that were certified, or None. d_out: contiguous, of the element type.
     """
-    certified = problem.options.skip == "certified"
-    plan = plan_for(problem, certified)
-    scratch, cuts = _carry_to_cuts(problem, plan, certified, d_out, d_final_state, record.scratch)
+    plan = plan_for(problem, problem.options.skip == "certified")
+    scratch, cuts = _carry(problem, plan, d_out, d_final_state, record.scratch)
     records = make_records(problem, plan, BACKWARD_UNITS)
     d_initial_state = problem.empty_states()
-    _sweep(problem, plan.backward.sweep, plan.columns, d_out, d_final_state,
-           None if scratch is None else scratch.carried, None, d_initial_state, records)
+    sweep(problem, plan.backward.sweep, plan.columns, d_out, d_final_state,
+          0 if scratch is None else scratch.carried, 0, d_initial_state, records)
     group = problem.value_heads // problem.heads
     # Of each value head where several share a key head: their sum is rounded once.
     shares = {name: gradients[name] if group == 1 else cupy.empty(problem.g.shape, "f4") for name in ("dq", "dk")}
     of_bias = cupy.empty((plan.tiles.count, problem.value_heads, problem.K), "f4")
     of_rate = cupy.empty((plan.tiles.count, problem.value_heads, 8), "f4")
-    launch("sm90_gradients", gradients_variant(problem.element, problem.activation.bounded, group > 1), problem.device,
-           count=plan.tiles.count, q=problem.q, k=problem.k, g=problem.g, beta=problem.beta, A_log=problem.A_log,
-           dt_bias=problem.dt_bias, d_out=d_out, states=record.records.states, tokens=record.records.tokens,
-           units=record.records.units, d_states=records.states, d_tokens=records.tokens, d_units=records.units,
-           tiles=plan.tiles.rows, key_heads=problem.heads, value_heads=problem.value_heads, d_bias=of_bias, d_rate=of_rate,
-           **gradients | shares, **problem.activation.arguments)
+    q, k, _, g, beta, A_log, dt_bias = problem.addresses
+    results = gradients | shares
+    problem.device.ready(_prepare_gradients, problem.element, problem.heads, problem.value_heads, problem.activation,
+                         plan.tiles)(
+        q, k, g, beta, A_log, dt_bias, d_out.data.ptr, *_of(record.records), *_of(records),
+        *(results[name].data.ptr for name in ("dq", "dk", "dv", "dg", "dbeta")), of_bias.data.ptr, of_rate.data.ptr)
     if group > 1:
         rows = len(problem.q) * problem.heads
         for name, x in shares.items():
@@ -42,46 +40,52 @@ def backward(problem, record, d_out, d_final_state, gradients):
 def summarise(problem, d_out, d_final_state):
     """The gradient of the initial states [N,HV,K,V] reached from d_final_state; d_out as for `backward`."""
     plan = plan_for(problem, False)
-    scratch, _ = _carry_to_cuts(problem, plan, False, d_out, d_final_state, None)
+    scratch, _ = _carry(problem, plan, d_out, d_final_state, None)
     d_initial_state = problem.empty_states()
-    _sweep(problem, plan.backward.first, plan.columns, d_out, d_final_state,
-           None if scratch is None else scratch.carried, None, d_initial_state, None)
+    sweep(problem, plan.backward.first, plan.columns, d_out, d_final_state,
+          0 if scratch is None else scratch.carried, 0, d_initial_state, None)
     return d_initial_state
 
 
-def _carry_to_cuts(problem, plan, certified, d_out, d_final_state, forward_scratch):
-    """(Workspace with the gradient of the state at every cut as `carried`, Cuts where they were certified).
+def _carry(problem, plan, d_out, d_final_state, of_forward):
+    """`carry_to_cuts` of the backward. of_forward: the forward's Workspace with all transitions, None to find them here."""
+    tables = plan.backward
 
-    None for both where nothing is cut. forward_scratch: the forward's, with all transitions between cuts, or None to
-    find them here.
+    def run_pieces(scratch, warmup):
+        sweep(problem, tables.before, CHAIN_SIZE, d_out, d_final_state, scratch.carried, warmup, None, None)
+        if tables.transitions is not None and of_forward is None:
+            chain(problem, tables.transitions, None, None, 0, scratch.transitions, warmup)
+
+    return carry_to_cuts(problem, plan, True, d_final_state, d_out, run_pieces, of_forward)
+
+
+def sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
+    """One launch over a table of pieces; records None: nothing but what the pieces carry. carried, warmup: addresses, 0 for
+    none.
     """
-    tables, cuts, warmup = plan.backward, None, 0
-    if tables.before is None:
-        return None, None
-    size = plan.slots * problem.state_floats
-    scratch = Workspace(carried=size, transitions=0 if forward_scratch else size)
-    if certified:
-        cuts = Cuts(problem, plan, d_final_state, d_out, certify(problem, tables.cuts, reversed=True))
-        warmup = cuts.warmup
-    _sweep(problem, tables.before, CHAIN_SIZE, d_out, d_final_state, scratch.carried, warmup, None, None)
-    if tables.chains is not None:
-        if forward_scratch is None:
-            transitions = scratch.transitions
-            chain(problem, tables.transitions, None, None, 0, transitions, warmup)
-        else:
-            # There a transition lies in the slot behind its piece, here in the one before it.
-            transitions = forward_scratch.transitions + 4 * problem.transition_floats
-        fold(problem, tables.chains, transitions, scratch.carried, warmup, reversed=True)
-    return scratch, cuts
+    start = problem.device.ready(_prepare_sweep, problem.element, problem.heads, problem.value_heads,
+                                 problem.activation, pieces, columns, records is not None)
+    q, k, _, *rest = problem.addresses
+    start(q, k, d_out.data.ptr, *rest, 0 if d_final_state is None else d_final_state.data.ptr,
+          0 if d_initial_state is None else d_initial_state.data.ptr, carried, *_of(records), warmup)
 
 
-def _sweep(problem, pieces, columns, d_out, d_final_state, carried, warmup, d_initial_state, records):
-    """One launch over a table of pieces; records None: nothing but what the pieces carry."""
-    variant = ChainVariant(problem.element, problem.activation.bounded, columns, True, records is not None, True)
-    launch("sm90_backward_chain", variant, problem.device, count=problem.target.multiprocessors,
-           q=problem.q, k=problem.k, d_out=d_out, g=problem.g, beta=problem.beta, A_log=problem.A_log,
-           dt_bias=problem.dt_bias, d_final_state=d_final_state, d_initial_state=d_initial_state, carried=carried,
-           states=records and records.states, tokens=records and records.tokens, units=records and records.units,
-           pieces=pieces.rows, warmup_chunks=warmup,
-           items=pieces.count * problem.value_heads * (CHAIN_SIZE // columns), key_heads=problem.heads,
-           value_heads=problem.value_heads, **problem.activation.arguments)
+def _of(records):
+    return (0, 0, 0) if records is None else (records.states, records.tokens, records.units)
+
+
+def _prepare_sweep(device, element, heads, value_heads, activation, pieces, columns, saves):
+    variant = ChainVariant(element, activation.bounded, columns, True, saves, True)
+    order = ("q", "k", "d_out", "g", "beta", "A_log", "dt_bias", "d_final_state", "d_initial_state", "carried", "states",
+             "tokens", "units", "warmup_chunks")
+    return Prepared("sm90_backward_chain", variant, device, order, count=device.target.multiprocessors,
+                    pieces=pieces.rows, items=pieces.count * value_heads * (CHAIN_SIZE // columns), key_heads=heads,
+                    value_heads=value_heads, **activation.arguments)
+
+
+def _prepare_gradients(device, element, heads, value_heads, activation, tiles):
+    order = ("q", "k", "g", "beta", "A_log", "dt_bias", "d_out", "states", "tokens", "units", "d_states", "d_tokens",
+             "d_units", "dq", "dk", "dv", "dg", "dbeta", "d_bias", "d_rate")
+    return Prepared("sm90_gradients", gradients_variant(element, activation.bounded, value_heads > heads), device, order,
+                    count=tiles.count, tiles=tiles.rows, key_heads=heads, value_heads=value_heads,
+                    **activation.arguments)
