@@ -18,7 +18,10 @@ __all__ = ["Affine", "ChunkStates", "Dropped", "ForwardResult", "Gradients", "In
 
 
 def __getattr__(name):
-    # The one name that comes from above: for programs with a communicator of their own, loaded when it is asked for.
+    # Loaded when they are asked for: what needs a device, and the one name that comes from above, for programs with a
+    # communicator of their own.
+    if name == "Operator":
+        return importlib.import_module(".engines.cuda.operator", __name__).Operator
     if name == "distributed":
         return importlib.import_module("mpi_runner.distributed")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

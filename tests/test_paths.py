@@ -76,8 +76,8 @@ def test_a_saving_forward_is_cut_where_records_would_take_much_of_the_memory(tok
         operands, _ = layout.pack(*given.values(), None, None, None, "lower_bound")
         problem = take_problem(operands, OPTIONS, device.device)
         path = paths.forward_path(problem)
-        assert path.name == "fused" and slabs._chunks(problem, path.forward_bytes(problem, False)) is None
-        chunks = slabs._chunks(problem, path.forward_bytes(problem, True))
+        assert path.name == "fused" and slabs.chunks_of_slab(problem, path.forward_bytes(problem, False)) is None
+        chunks = slabs.chunks_of_slab(problem, path.forward_bytes(problem, True))
         assert (chunks is not None) == cut
         if cut:
             slab = slabs.cut_slabs(operands.cu_seqlens, chunks)[0]

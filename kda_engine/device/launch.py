@@ -15,6 +15,13 @@ MOST_BLOCKS = 2**31 - 1
 
 _C_TYPES = {INTEGER: ctypes.c_int32, REAL: ctypes.c_float}
 
+class _Thread(threading.local):
+    # Where the thread's launches are written down instead of being made: (Prepared, addresses) of each.
+    tape = None
+
+
+_thread = _Thread()
+
 # Who wants to know of launches: each is called with a kernel's name and gives a context that the launch happens in.
 _observers = []
 
@@ -27,6 +34,16 @@ def observed(observer):
         yield
     finally:
         _observers.remove(observer)
+
+
+@contextmanager
+def taped():
+    """Inside, the calling thread's launches are not made but written into a list, which is handed out."""
+    _thread.tape = []
+    try:
+        yield _thread.tape
+    finally:
+        _thread.tape = None
 
 
 class Prepared:
@@ -45,6 +62,9 @@ class Prepared:
         """Launch on the current stream; a grid of no blocks launches nothing. Raises ValueError when the grid exceeds the
         device's limit.
         """
+        if _thread.tape is not None:
+            _thread.tape.append((self, addresses))
+            return
         try:
             call = self._thread.call
         except AttributeError:

@@ -48,11 +48,13 @@ class Forward:
 class Engine:
     """The four stages. `poll` is called now and then, from the calling thread, and may raise to stop the work.
 
-    measure: what decay decisions look at operands with, where this engine computes.
+    measure: what decay decisions look at operands with, where this engine computes. calls: the kinds of calls that it
+    remembers, None of an engine to which checking a call is nothing beside computing it.
     """
 
     name = ""
     measure = Measure()
+    calls = None
 
     def __init__(self, poll=lambda: None):
         self.poll = poll

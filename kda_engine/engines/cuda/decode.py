@@ -16,7 +16,7 @@ def forward(problem, initial_state, out, final_state):
     """Writes out [T,HV,V] of the element type and the final state [N,HV,K,V] float32. initial_state: None for zeros."""
     if initial_state is None:
         initial_state = problem.zero_states()
-    launch("step", problem.variant, problem.device, count=problem.sequences,
-           q=problem.q, k=problem.k, v=problem.v, g=problem.g, beta=problem.beta, A_log=problem.A_log,
-           dt_bias=problem.dt_bias, initial=initial_state, cu_seqlens=problem.plan.cu_seqlens, key_heads=problem.heads,
+    q, k, v, g, beta, A_log, dt_bias = problem.addresses
+    launch("step", problem.variant, problem.device, count=problem.sequences, q=q, k=k, v=v, g=g, beta=beta, A_log=A_log,
+           dt_bias=dt_bias, initial=initial_state, cu_seqlens=problem.plan.cu_seqlens, key_heads=problem.heads,
            out=out, final=final_state, **problem.sizes, **problem.activation.arguments)

@@ -9,6 +9,7 @@ from ...device.device import current, owned
 from ...errors import InputError
 from ..base import Engine, Forward, Saved
 from . import slabs
+from .calls import Calls
 from .decay import DeviceMeasure
 from .paths import forward_path, reason, state_path
 from .problem import check_device, check_taken, contiguous, take_problem
@@ -52,6 +53,7 @@ class CudaEngine(Engine):
         super().__init__(poll)
         self.device = current()
         self.measure = DeviceMeasure(self.device)
+        self.calls = Calls(self.device)
 
     @property
     def target(self):
@@ -75,7 +77,15 @@ class CudaEngine(Engine):
         if initial_state is not None:
             self._check(initial_state=initial_state)
             initial_state = contiguous(initial_state, initial_state.dtype)
-        path = forward_path(problem)
+        return self._forward(operands, problem, initial_state, save)
+
+    @_stage
+    def forward_again(self, operands, problem, initial_state, save):
+        """`forward` of what a remembered `Call` took; initial_state: as kernels read it, None for zeros."""
+        return self._forward(operands, problem, initial_state, save)
+
+    def _forward(self, operands, problem, initial_state, save):
+        options, path = problem.options, forward_path(problem)
         out, final_state, kept, drops = slabs.forward(path, operands, problem, initial_state, save, self.poll)
         saved = Saved(operands, options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:

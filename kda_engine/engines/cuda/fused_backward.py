@@ -12,10 +12,23 @@ def backward(problem, record, d_out, d_final_state, gradients):
     """Of a forward that left a Record: writes the tokens' `gradients`; returns those of the initial states, of A_log [HV]
     and dt_bias [HV,K], float64, and the Cuts that were certified, or None. d_out: contiguous, of the element type.
     """
+    d_initial_state = problem.empty_states()
+    of_rate, of_bias, cuts = launch_all(problem, record, d_out, d_final_state, gradients, d_initial_state)
+    return d_initial_state, *sum_tiles(of_rate, of_bias), cuts
+
+
+def sum_tiles(of_rate, of_bias):
+    """The gradients of A_log and dt_bias, float64, from those by tile."""
+    return of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8")
+
+
+def launch_all(problem, record, d_out, d_final_state, gradients, d_initial_state):
+    """Every kernel of `backward`; returns the gradients of A_log [tiles,HV,8] and dt_bias [tiles,HV,K] by tile, float32,
+    and the Cuts.
+    """
     plan = plan_for(problem, problem.options.skip == "certified")
     scratch, cuts = _carry(problem, plan, d_out, d_final_state, record.scratch)
     records = make_records(problem, plan, BACKWARD_UNITS)
-    d_initial_state = problem.empty_states()
     sweep(problem, plan.backward.sweep, plan.columns, d_out, d_final_state,
           0 if scratch is None else scratch.carried, 0, d_initial_state, records)
     group = problem.value_heads // problem.heads
@@ -34,7 +47,7 @@ def backward(problem, record, d_out, d_final_state, gradients):
         for name, x in shares.items():
             launch("sum_groups", element_variant(problem.element), problem.device, count=rows, shares=x, rows=rows,
                    group=group, sums=gradients[name])
-    return d_initial_state, of_rate.sum(axis=(0, 2), dtype="f8"), of_bias.sum(axis=0, dtype="f8"), cuts
+    return of_rate, of_bias, cuts
 
 
 def summarise(problem, d_out, d_final_state):

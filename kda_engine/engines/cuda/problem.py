@@ -15,8 +15,8 @@ from ...options import Options
 from .activation import Activation, activation
 
 # Bytes of the widest vector access of any kernel.
-_VECTOR = 16
-assert ALIGNMENT % _VECTOR == 0
+VECTOR = 16
+assert ALIGNMENT % VECTOR == 0
 
 _FLOAT32 = np.dtype("f4")
 
@@ -164,4 +164,4 @@ def contiguous(x, dtype):
     """x in that type, contiguous and aligned for the kernels: itself where it will do."""
     if x.dtype != dtype or not x.flags.c_contiguous:
         return cupy.ascontiguousarray(x.astype(dtype))
-    return x if x.data.ptr % _VECTOR == 0 else x.copy()
+    return x if x.data.ptr % VECTOR == 0 else x.copy()

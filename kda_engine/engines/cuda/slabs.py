@@ -76,7 +76,7 @@ def forward(path, operands, problem, initial_state, save, poll):
     drops: (Slab, Cuts) wherever cuts were certified.
     problem: the whole of `operands` as a Problem.
     """
-    chunks = _chunks(problem, path.forward_bytes(problem, save))
+    chunks = chunks_of_slab(problem, path.forward_bytes(problem, save))
     out = problem.empty_like_values()
     if chunks is None:
         final_state = problem.empty_states()
@@ -97,7 +97,7 @@ def forward(path, operands, problem, initial_state, save, poll):
 
 def summarise(path, operands, problem, initial_state, transition, poll):
     """Affine(M, S) of every sequence; S is reached from initial_state; M None unless `transition`."""
-    chunks = _chunks(problem, path.summary_bytes(problem))
+    chunks = chunks_of_slab(problem, path.summary_bytes(problem))
     if chunks is None:
         return path.summarise(problem, initial_state, transition)
     N, HV, K, V = initial_state.shape
@@ -168,7 +168,7 @@ def _handed_out(given, gradients, sums, d_initial_state):
     return Gradients(**typed, dA_log=sums[0], ddt_bias=sums[1], d_initial_state=d_initial_state)
 
 
-def _chunks(problem, size):
+def chunks_of_slab(problem, size):
     """Chunks of a slab of a problem whose scratch memory and records take `size` bytes; None where it needs no cut."""
     memory = problem.target.memory if size else 0
     return None if size <= WHOLE * memory else max(1, int(problem.most_chunks * SLAB * memory / size))
