@@ -121,9 +121,8 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         seen = runner.calls.look(arrays, cu_seqlens, options)
     known = None if seen is None else runner.calls.find(seen)
     if known is not None:
-        packing = known.packing
-        operands, problem = known.take(*arrays[:-1])
-        result = runner.forward_again(operands, problem, initial_state, save)
+        packing, bounds = known.packing, known.bounds
+        result = runner.forward_again(known, arrays[:-1], initial_state, save)
     else:
         operands, packing = layout.pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate, initial_state)
         state = None
@@ -136,7 +135,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         operands = _taken(runner, operands)
         if state is not None:
             state = runner.take_array(state)
-        result = runner.forward(operands, options, state, save)
+        result, bounds = runner.forward(operands, options, state, save), operands.cu_seqlens
         if seen is not None:
             runner.calls.add(seen, arrays, operands, packing, options, state)
     return ForwardResult(
@@ -144,7 +143,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
         final_state=like(layout.state_out(result.final_state, options.state_layout), v),
         path=result.path or runner.name, path_reason=result.path_reason,
         _engine=runner, _saved=result.saved, _packing=packing, _example=v, _dropped=result.dropped,
-        _cu_seqlens=operands.cu_seqlens,
+        _cu_seqlens=bounds,
     )
 
 

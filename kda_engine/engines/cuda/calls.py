@@ -7,6 +7,7 @@ import numpy as np
 
 from ...layout import Operands, Packing
 from ...options import Options
+from .paths import Path, forward_path, reason
 from .problem import VECTOR, Problem, take_problem
 
 # Kinds of calls that are remembered; all of them are forgotten together.
@@ -20,7 +21,7 @@ _REST = Problem._fields.index("addresses") + 1
 
 class Call(NamedTuple):
     """A kind of call. shapes: of q, k, v, g and beta packed, None where they are given so. rest: the fields of a `Problem`
-    behind its addresses.
+    behind its addresses. path: the Path that computes it; reason: why no faster one does.
     """
 
     options: Options
@@ -28,6 +29,13 @@ class Call(NamedTuple):
     shapes: tuple | None
     state_dtype: np.dtype
     rest: tuple
+    path: Path
+    reason: str | None
+
+    @property
+    def bounds(self):
+        """cu_seqlens, NumPy int64 [N+1]."""
+        return self.rest[0]
 
     def take(self, *arrays):
         """(Operands, Problem) of q, k, v, g, beta, A_log and dt_bias, which look as those of this kind did."""
@@ -82,5 +90,6 @@ class Calls:
             self._known.clear()
         shapes = None if packing.batch is None else tuple(x.shape for x in problem[:5])
         # The options are held, so that no other ones get their identity.
-        self._known[seen] = Call(options, packing, shapes, operands.state_dtype,
-                                 tuple(problem[_REST:]))
+        path = forward_path(problem)
+        self._known[seen] = Call(options, packing, shapes, operands.state_dtype, tuple(problem[_REST:]), path,
+                                 reason(path, problem))

@@ -77,20 +77,21 @@ class CudaEngine(Engine):
         if initial_state is not None:
             self._check(initial_state=initial_state)
             initial_state = contiguous(initial_state, initial_state.dtype)
-        return self._forward(operands, problem, initial_state, save)
+        path = forward_path(problem)
+        return self._forward(path, reason(path, problem), operands, problem, initial_state, save)
 
     @_stage
-    def forward_again(self, operands, problem, initial_state, save):
-        """`forward` of what a remembered `Call` took; initial_state: as kernels read it, None for zeros."""
-        return self._forward(operands, problem, initial_state, save)
+    def forward_again(self, call, arrays, initial_state, save):
+        """`forward` of arrays that look as those of a remembered `Call`; initial_state: as kernels read it, None for zeros.
+        """
+        return self._forward(call.path, call.reason, *call.take(*arrays), initial_state, save)
 
-    def _forward(self, operands, problem, initial_state, save):
-        options, path = problem.options, forward_path(problem)
+    def _forward(self, path, why, operands, problem, initial_state, save):
         out, final_state, kept, drops = slabs.forward(path, operands, problem, initial_state, save, self.poll)
-        saved = Saved(operands, options, initial_state, kept) if save else None
+        saved = Saved(operands, problem.options, initial_state, kept) if save else None
         if out.dtype != operands.v.dtype:
             out = out.astype(operands.v.dtype)
-        return Forward(out, final_state, saved, path.name, reason(path, problem), self._told(drops) if drops else ())
+        return Forward(out, final_state, saved, path.name, why, self._told(drops) if drops else ())
 
     @_stage
     def summarise_backward(self, operands, options, d_out, d_final_state):
