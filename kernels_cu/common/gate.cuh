@@ -10,31 +10,37 @@ enum class BetaForm : int { kLogit = 0, kLogit2 = 1, kValue = 2 };
 // The largest exponent whose power of e, and whose reciprocal, float32 holds as a normal number.
 constexpr float kLargestExponent = 87.0f;
 
-// exp(A_log) of a head, which may leave float32: as two factors, the second of which is mostly 1.
+// exp(A_log) of a head. A rate that leaves float32, or comes near to it, is extreme: then functions of their own apply.
 struct GateRate {
-    float log, near;
+    float log, value;
 
-    // A_log: 0 where absent.
+    // A_log: 0 where absent. A comparison lets a NaN through.
     __device__ explicit GateRate(float A_log)
-        : log(A_log), near(expf(A_log > kLargestExponent ? kLargestExponent : A_log)) {}
+        : log(A_log), value(expf(A_log > kLargestExponent ? kLargestExponent : A_log)) {}
 
-    // x exp(A_log).
-    __device__ float times(float x) const {
-        x *= near;
-        return log > kLargestExponent ? x * expf(log - kLargestExponent) : x;
-    }
+    // Up to here e^x underflows before exp(A_log) e^x is worth anything.
+    __device__ bool extreme() const { return log > 60.0f; }
+
+    // x exp(A_log), of an extreme one too.
+    __device__ float times(float x) const { return x * value * expf(fmaxf(log - kLargestExponent, 0.0f)); }
 
     // x exp(A_log) e^exponent, where e^exponent alone would be no normal number.
     __device__ float times_small(float x, float exponent) const { return x * expf(log + exponent); }
 };
 
-// Natural log decay of one channel, at most 0; -inf is legal. bias: dt_bias, 0 where absent.
-__device__ inline float log_decay(GateForm form, float g, const GateRate& rate, float bias, float lower_bound) {
-    if (form == GateForm::kLog) return g;
-    const float x = g + bias;
+// As `log_decay`, with an extreme rate.
+static __device__ __noinline__ float log_decay_of_extreme(GateForm form, float x, GateRate rate, float lower_bound) {
     if (form == GateForm::kLowerBound) return lower_bound * sigmoid(rate.times(x));
     // Far to the left softplus(x) is e^x.
     return x < -kLargestExponent ? rate.times_small(-1.0f, x) : rate.times(-softplus(x));
+}
+
+// Natural log decay of one channel, at most 0; -inf is legal. bias: dt_bias, 0 where absent.
+__device__ inline float log_decay(GateForm form, float g, const GateRate& rate, float bias, float lower_bound) {
+    if (form == GateForm::kLog) return g;
+    if (rate.extreme()) return log_decay_of_extreme(form, g + bias, rate, lower_bound);
+    if (form == GateForm::kSoftplus) return -rate.value * softplus(g + bias);
+    return lower_bound * sigmoid(rate.value * (g + bias));
 }
 
 __device__ inline float activate_beta(BetaForm form, float beta) {

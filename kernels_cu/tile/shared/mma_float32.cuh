@@ -16,9 +16,12 @@ struct RowFragment {
     u32 low[4];
 };
 
-// Half a unit of TF32's last place, added to the bits: the tensor cores read no further than that place, so this rounds
-// to nearest. (cvt.rna.tf32 does the same at a quarter of the rate.)
-__device__ inline u32 round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
+// Half a unit of TF32's last place, added away from zero: the tensor cores read no further than that place, so this rounds
+// to nearest. (cvt.rna.tf32 does the same at a quarter of the rate; added to the bits, it would make a zero of a NaN.)
+__device__ inline u32 round_tf32(float x) {
+    const float power = __uint_as_float(__float_as_uint(x) & 0xff800000u);
+    return __float_as_uint(fmaf(power, 0x1p-11f, x));
+}
 
 // The same as a float32 that is exactly what the tensor cores will read.
 __device__ inline float rounded_tf32(float x) { return __uint_as_float(round_tf32(x) & 0xffffe000u); }
