@@ -9,6 +9,7 @@ import pytest
 from stages import gradients, stages
 from test_emulation_limits import LOST, OF_TOKENS, RIGHT, SPOILT, error, finite, make
 
+from kda_engine import cases
 from kda_engine.engines.cuda import CudaEngine
 from kda_engine.engines.reference import ReferenceEngine
 
@@ -65,3 +66,17 @@ def test_large_values_later_in_a_chunk(exponent, right):
     for rows in (slice(0, 32), slice(40, None)):
         assert max(error(both, name, rows) for name in ("out", *OF_TOKENS)) <= LOST
     assert error(both, "final_state") <= RIGHT
+
+
+@pytest.mark.parametrize("name", ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "d_out"))
+@pytest.mark.parametrize("dtype, K", (("bfloat16", 64), ("float32", 64), ("bfloat16", 128)))
+def test_nothing_is_finite_that_should_not_be(dtype, K, name):
+    """Whatever a NaN reaches in the recurrence it reaches on the device, states, gradients and all; not another head."""
+    case = cases.make("weak", dtype=dtype, tokens=96, heads=2, K=K, V=K)
+    spoilt = getattr(case, name).copy()
+    spoilt[(1,) if name in ("A_log", "dt_bias") else (20, 1)] = np.nan
+    found, expected = pair(replace(case, **{name: spoilt}))
+    for result, x in expected.items():
+        assert not finite(found[result])[~finite(x)].any(), result
+        if x.ndim > 1 and found[result].shape[1] == 2:
+            assert finite(found[result])[:, 0].all(), result

@@ -37,7 +37,7 @@ static_assert(kRecord % 4 == 0);
 // (row g, columns 8 step + 2t and + 1), (row g + 8, the same columns).
 // Column operand: B[k = row, n = column]. The float4 of (step, lane) is
 // column 8 step + g at rows 2t, 2t + 1, 2t + 8, 2t + 9.
-__device__ inline float stored_operand(float x) { return kPasses == 1 ? rounded_tf32(x) : x; }
+__device__ inline float stored_operand(float x) { return kPasses == 1 ? rounded_tf32_or_nan(x) : x; }
 
 __device__ inline float4 row_operand(const float* tile, int stride, int step, int lane) {
     const float* at = tile + (lane / 4) * stride + 8 * step + 2 * (lane % 4);

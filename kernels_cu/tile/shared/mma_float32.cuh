@@ -16,20 +16,25 @@ struct RowFragment {
     u32 low[4];
 };
 
-// Half a unit of TF32's last place, added away from zero: the tensor cores read no further than that place, so this rounds
-// to nearest. (cvt.rna.tf32 does the same at a quarter of the rate; added to the bits, it would make a zero of a NaN.)
-__device__ inline u32 round_tf32(float x) {
+// Half a unit of TF32's last place, added to the bits: the tensor cores read no further than that place, so this rounds
+// to nearest. (cvt.rna.tf32 does the same at a quarter of the rate.) A NaN becomes zero: for where it shows elsewhere.
+__device__ inline u32 round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
+
+// The same, but a NaN stays one: half a unit added as a number, away from zero.
+__device__ inline u32 round_tf32_or_nan(float x) {
     const float power = __uint_as_float(__float_as_uint(x) & 0xff800000u);
     return __float_as_uint(fmaf(power, 0x1p-11f, x));
 }
 
-// The same as a float32 that is exactly what the tensor cores will read.
+// Both as a float32 that is exactly what the tensor cores will read.
 __device__ inline float rounded_tf32(float x) { return __uint_as_float(round_tf32(x) & 0xffffe000u); }
+__device__ inline float rounded_tf32_or_nan(float x) { return __uint_as_float(round_tf32_or_nan(x) & 0xffffe000u); }
 
+// The tensor cores cut the rest off, which leaves 2^-21 of x at most.
 __device__ inline void split_tf32(float x, u32& high, u32& low) {
-    const float rounded = rounded_tf32(x);
+    const float rounded = rounded_tf32_or_nan(x);
     high = __float_as_uint(rounded);
-    low = round_tf32(x - rounded);
+    low = __float_as_uint(x - rounded);
 }
 
 // A fragment from (row g, position 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1): the order of an accumulator.
@@ -42,7 +47,7 @@ __device__ inline RowFragment<kPasses> as_rows(float x0, float x1, float x2, flo
         if constexpr (kPasses == 3) {
             split_tf32(ordered[i], a.high[i], a.low[i]);
         } else {
-            a.high[i] = round_tf32(ordered[i]);
+            a.high[i] = round_tf32_or_nan(ordered[i]);
         }
     }
     return a;
