@@ -35,19 +35,12 @@ static __device__ __noinline__ float log_decay_of_extreme(GateForm form, float x
     return x < -kLargestExponent ? rate.times_small(-1.0f, x) : rate.times(-softplus(x));
 }
 
-// Natural log decay of one channel, at most 0; -inf is legal. bias: dt_bias, 0 where absent. kExtreme: as rate.extreme().
-template <bool kExtreme>
+// Natural log decay of one channel, at most 0; -inf is legal. bias: dt_bias, 0 where absent.
 __device__ inline float log_decay(GateForm form, float g, const GateRate& rate, float bias, float lower_bound) {
     if (form == GateForm::kLog) return g;
-    if constexpr (kExtreme) return log_decay_of_extreme(form, g + bias, rate, lower_bound);
+    if (rate.extreme()) return log_decay_of_extreme(form, g + bias, rate, lower_bound);
     if (form == GateForm::kSoftplus) return -rate.value * softplus(g + bias);
     return lower_bound * sigmoid(rate.value * (g + bias));
-}
-
-// The same, whatever the rate.
-__device__ inline float log_decay(GateForm form, float g, const GateRate& rate, float bias, float lower_bound) {
-    return rate.extreme() ? log_decay<true>(form, g, rate, bias, lower_bound)
-                          : log_decay<false>(form, g, rate, bias, lower_bound);
 }
 
 __device__ inline float activate_beta(BetaForm form, float beta) {

@@ -30,13 +30,12 @@ static __device__ __noinline__ GateGradient gate_adjoint_of_extreme(GateForm for
 
 // d: gradient of the log decay. Where a channel was reset or masked the rate's factor is infinite and the gradient 0:
 // 0 * inf is not to be summed.
-template <bool kExtreme>
 __device__ inline GateGradient gate_adjoint(GateForm form, float d, float g, const GateRate& rate, float bias,
                                             float lower_bound) {
     if (form == GateForm::kLog) return {d, 0.0f};
-    if constexpr (kExtreme) return gate_adjoint_of_extreme(form, d, g + bias, rate, lower_bound);
+    if (rate.extreme()) return gate_adjoint_of_extreme(form, d, g + bias, rate, lower_bound);
     if (form == GateForm::kSoftplus) {
-        const float of_rate = d == 0.0f ? 0.0f : d * log_decay<false>(form, g, rate, bias, lower_bound);
+        const float of_rate = d == 0.0f ? 0.0f : d * log_decay(form, g, rate, bias, lower_bound);
         return {-rate.value * sigmoid(g + bias) * d, of_rate};
     }
     const float x = rate.value * (g + bias);

@@ -14,22 +14,22 @@ struct ChannelGate {
     i64 stride;
 
     // Log decays in bits; 0 past the end.
-    template <GateForm kForm, bool kExtreme>
+    template <GateForm kForm>
     __device__ void activate(const float (&raw)[kChunk], float (&decay)[kChunk]) const {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-            decay[i] = i < tokens ? log_decay<kExtreme>(kForm, raw[i], rate, bias, lower_bound) * kLog2E : 0.0f;
+            decay[i] = i < tokens ? log_decay(kForm, raw[i], rate, bias, lower_bound) * kLog2E : 0.0f;
         }
     }
 
     // Writes dg from the gradients of the log decays; returns the sums over the tokens. raw: in shared memory.
-    template <GateForm kForm, bool kExtreme>
+    template <GateForm kForm>
     __device__ GateGradient adjoint(const float (&d)[kChunk], const volatile float* raw, Element* dg) const {
         GateGradient sums{0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
             if (i < tokens) {
-                const GateGradient one = gate_adjoint<kExtreme>(kForm, d[i], raw[i * kStride], rate, bias, lower_bound);
+                const GateGradient one = gate_adjoint(kForm, d[i], raw[i * kStride], rate, bias, lower_bound);
                 Element result;
                 from_float(result, one.raw);
                 *dg = result;
@@ -41,28 +41,22 @@ struct ChannelGate {
         return sums;
     }
 
-    // By the form and the rate, which are constants inside.
+    // By the form, which is a constant inside.
 
     __device__ void activate(GateForm form, const float (&raw)[kChunk], float (&decay)[kChunk]) const {
-        if (form == GateForm::kLog) {
-            activate<GateForm::kLog, false>(raw, decay);
-        } else if (rate.extreme()) {
-            form == GateForm::kSoftplus ? activate<GateForm::kSoftplus, true>(raw, decay)
-                                        : activate<GateForm::kLowerBound, true>(raw, decay);
+        if (form == GateForm::kLowerBound) {
+            activate<GateForm::kLowerBound>(raw, decay);
+        } else if (form == GateForm::kSoftplus) {
+            activate<GateForm::kSoftplus>(raw, decay);
         } else {
-            form == GateForm::kSoftplus ? activate<GateForm::kSoftplus, false>(raw, decay)
-                                        : activate<GateForm::kLowerBound, false>(raw, decay);
+            activate<GateForm::kLog>(raw, decay);
         }
     }
 
     __device__ GateGradient adjoint(GateForm form, const float (&d)[kChunk], const volatile float* raw,
                                     Element* dg) const {
-        if (form == GateForm::kLog) return adjoint<GateForm::kLog, false>(d, raw, dg);
-        if (rate.extreme()) {
-            return form == GateForm::kSoftplus ? adjoint<GateForm::kSoftplus, true>(d, raw, dg)
-                                               : adjoint<GateForm::kLowerBound, true>(d, raw, dg);
-        }
-        return form == GateForm::kSoftplus ? adjoint<GateForm::kSoftplus, false>(d, raw, dg)
-                                           : adjoint<GateForm::kLowerBound, false>(d, raw, dg);
+        if (form == GateForm::kLowerBound) return adjoint<GateForm::kLowerBound>(d, raw, dg);
+        if (form == GateForm::kSoftplus) return adjoint<GateForm::kSoftplus>(d, raw, dg);
+        return adjoint<GateForm::kLog>(d, raw, dg);
     }
 };
