@@ -16,7 +16,8 @@ from cupy.cuda import memory
 from kda_engine import engines, layout
 from kda_engine.device import device as devices
 from kda_engine.device import launch, target
-from kda_engine.device.kernels import INTEGER, KERNELS, POINTER, REAL
+from kda_engine.device.kernels import KERNELS
+from kda_engine.device.kernels.table import INTEGER, POINTER, REAL
 from kda_engine.engines import cuda_usable
 
 _READ = {POINTER: ctypes.c_size_t, INTEGER: ctypes.c_int32, REAL: ctypes.c_float}

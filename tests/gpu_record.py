@@ -27,7 +27,7 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 def tested_files():
     """Everything a kernel launch depends on: kernels of the table with their headers, the device code, the engine."""
     from kda_engine.device.kernels import KERNELS
-    from kda_engine.device.probe_kernels import PROBES
+    from kda_engine.device.kernels.probes import PROBES
     from kda_engine.device.sources import reachable
 
     kernels = {f"kernels_cu/{name}" for kernel in (KERNELS | PROBES).values() for name in reachable(kernel.file)}

@@ -7,8 +7,8 @@ pytest.importorskip("cupy")
 
 from fake_device import fake_device  # noqa: E402
 
-from kda_engine.device import chain_plan  # noqa: E402
-from kda_engine.device.chain_plan import (  # noqa: E402
+from kda_engine.device.plans import fused as chain_plan  # noqa: E402
+from kda_engine.device.plans.fused import (  # noqa: E402
     _CUT, _NOWHERE, _PIECE, _STATE, _TILE, TILE_CHUNKS, TILE_TOKENS, make_chain_plan)
 from kda_engine.layout import CHUNK  # noqa: E402
 

@@ -22,8 +22,9 @@ import cubin  # noqa: E402
 from code_digest import kernel_digest  # noqa: E402
 
 from kda_engine.device import build, sources  # noqa: E402
-from kda_engine.device.kernels import ELEMENTS, KERNELS, POINTER  # noqa: E402
-from kda_engine.device.probe_kernels import PROBES  # noqa: E402
+from kda_engine.device.kernels import KERNELS  # noqa: E402
+from kda_engine.device.kernels.table import ELEMENTS, POINTER  # noqa: E402
+from kda_engine.device.kernels.probes import PROBES  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "kernels" / "resources.md"

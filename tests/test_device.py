@@ -11,8 +11,10 @@ pytest.importorskip("cupy")
 
 import cubin  # noqa: E402
 
-from kda_engine.device import build, module, plan, sources  # noqa: E402
-from kda_engine.device.kernels import KERNELS, WIDE_COLUMNS, variant  # noqa: E402
+from kda_engine.device import build, module, sources  # noqa: E402
+from kda_engine.device.plans import portable as plan  # noqa: E402
+from kda_engine.device.kernels import KERNELS  # noqa: E402
+from kda_engine.device.kernels.portable import WIDE_COLUMNS, variant  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 from kda_engine.errors import InputError  # noqa: E402
 

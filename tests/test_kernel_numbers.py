@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from kda_engine.device import chain_plan, kernels, sources  # noqa: E402
-from kda_engine.device.kernels import KERNELS  # noqa: E402
+from kda_engine.device import sources  # noqa: E402
+from kda_engine.device.kernels import KERNELS, fused, others, portable  # noqa: E402
+from kda_engine.device.plans.fused import TILE_CHUNKS  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 from kda_engine.options import BETAS, GATES  # noqa: E402
 
@@ -40,18 +41,18 @@ def constant(kernel, variant, name):
 # (kernel, constant, what Python has for it, of a variant).
 NUMBERS = [
     *((name, constant, value) for name in ("sm90_chain", "sm90_backward_chain", "sm90_gradients")
-      for constant, value in (("kSize", kernels.CHAIN_SIZE), ("kStateWords", kernels.STATE_WORDS),
-                              ("kTokenWords", kernels.TOKEN_WORDS), ("kForwardUnits", kernels.FORWARD_UNITS),
-                              ("kBackwardUnits", kernels.BACKWARD_UNITS), ("kTileChunks", chain_plan.TILE_CHUNKS))),
+      for constant, value in (("kSize", fused.CHAIN_SIZE), ("kStateWords", fused.STATE_WORDS),
+                              ("kTokenWords", fused.TOKEN_WORDS), ("kForwardUnits", fused.FORWARD_UNITS),
+                              ("kBackwardUnits", fused.BACKWARD_UNITS), ("kTileChunks", TILE_CHUNKS))),
     *((name, "kThreads", None) for name in ("sm90_chain", "sm90_backward_chain", "sm90_gradients", "fold_states",
                                             "prepare", "step", "backward_tokens")),
     *((name, "kRecord", "record") for name in ("prepare", "forward", "summary", "backward_states", "backward_sweep")),
     ("backward_sweep", "kTurned", "turned_record"),
-    *((name, "kTileColumns", kernels.TILE_COLUMNS) for name in ("backward_states", "backward_sweep")),
-    ("certify_cuts", "kSize", kernels.CHAIN_SIZE), ("fold_states", "kSize", kernels.CHAIN_SIZE),
-    ("fold_states", "kColumns", kernels.FOLD_COLUMNS), ("scan", "kColumns", kernels.SCAN_COLUMNS),
-    ("step", "kColumns", None), ("decay_bounds", "kWarps", kernels.DECAY_WARPS),
-    ("sum_groups", "kWarps", kernels.SUM_WARPS),
+    *((name, "kTileColumns", portable.TILE_COLUMNS) for name in ("backward_states", "backward_sweep")),
+    ("certify_cuts", "kSize", fused.CHAIN_SIZE), ("fold_states", "kSize", fused.CHAIN_SIZE),
+    ("fold_states", "kColumns", fused.FOLD_COLUMNS), ("scan", "kColumns", portable.SCAN_COLUMNS),
+    ("step", "kColumns", None), ("decay_bounds", "kWarps", others.DECAY_WARPS),
+    ("sum_groups", "kWarps", fused.SUM_WARPS),
 ]
 
 
@@ -63,7 +64,7 @@ def test_kernel_and_table_have_the_same_number(name, constant_name, value):
         if isinstance(value, str):
             expected = getattr(variant, value)
         elif value is None:
-            expected = kernels.STEP_COLUMNS if constant_name == "kColumns" else kernel.threads(variant)
+            expected = portable.STEP_COLUMNS if constant_name == "kColumns" else kernel.threads(variant)
         assert constant(kernel, variant, constant_name) == expected, variant
 
 

@@ -14,7 +14,8 @@ from fake_device import FIRST_ADDRESS, fake_device  # noqa: E402
 
 import kda_engine as kda  # noqa: E402
 from kda_engine import api, layout  # noqa: E402
-from kda_engine.device.kernels import INTEGER, KERNELS, POINTER  # noqa: E402
+from kda_engine.device.kernels import KERNELS  # noqa: E402
+from kda_engine.device.kernels.table import INTEGER, POINTER  # noqa: E402
 from kda_engine.device.launch import MOST_BLOCKS, Prepared, launch  # noqa: E402
 from kda_engine.device.target import KNOWN  # noqa: E402
 from kda_engine.engines import make_engine  # noqa: E402

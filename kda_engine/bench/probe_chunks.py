@@ -3,7 +3,7 @@
 import numpy as np
 
 from .. import api, cases
-from ..device.kernels import CHAIN_SIZE
+from ..device.kernels.fused import CHAIN_SIZE
 from ..layout import CHUNK
 
 # Slots of the chain's ring, and channels of a tile, of which a slot has 8: (name, first channel) as they lie.

@@ -16,9 +16,9 @@ from ..arrays import to_host
 from ..compare import compare, tolerance_for
 from ..device.build import compiler_version
 from ..device.device import current
-from ..device.kernels import CHAIN_SIZE
+from ..device.kernels.fused import CHAIN_SIZE
 from ..device.launch import launch
-from ..device.probe_kernels import PROBE_THREADS, PROBE_WIDTHS, PROBES, products_variant, roles_variant
+from ..device.kernels.probes import PROBES, PROBE_THREADS, PROBE_WIDTHS, products_variant, roles_variant
 from ..layout import CHUNK
 from .predictions import verdict_table
 from .probe_chunks import SLOTS, draw_chunks, expected, raw_slots

@@ -8,7 +8,8 @@ from functools import cache
 
 import cupy
 
-from .kernels import INTEGER, KERNELS, POINTER, REAL
+from .kernels import KERNELS
+from .kernels.table import INTEGER, POINTER, REAL
 
 # CUDA's limit on gridDim.x.
 MOST_BLOCKS = 2**31 - 1

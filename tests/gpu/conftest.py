@@ -37,7 +37,8 @@ def _devices():
 @pytest.fixture
 def parts_of_one_chunk(monkeypatch):
     """Every sequence cut into spans as short as they can be."""
-    from kda_engine.device import device, plan
+    from kda_engine.device import device
+    from kda_engine.device.plans import portable as plan
 
     monkeypatch.setattr(plan, "span_length", lambda *given: 1)
     device.current().forget()
@@ -56,7 +57,8 @@ def needs_hopper():
 @pytest.fixture
 def dealt(monkeypatch):
     """Fixes the chain's plan: chunks of a piece and value columns of a block."""
-    from kda_engine.device import chain_plan, device
+    from kda_engine.device import device
+    from kda_engine.device.plans import fused as chain_plan
 
     def fix(length, columns):
         monkeypatch.setattr(chain_plan, "choose", lambda *given: (length, columns))

@@ -12,7 +12,8 @@ import cupy
 
 import kda_engine as kda
 from kda_engine import cases
-from kda_engine.device import chain_plan, plan
+from kda_engine.device.plans import fused as chain_plan
+from kda_engine.device.plans import portable as plan
 from kda_engine.device.device import current
 from kda_engine.engines.cuda import CudaEngine
 

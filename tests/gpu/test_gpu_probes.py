@@ -8,7 +8,7 @@ from product_sums import expected_sums
 
 from kda_engine.bench import probes
 from kda_engine.bench.predictions import PREDICTIONS
-from kda_engine.device.probe_kernels import PROBE_WIDTHS
+from kda_engine.device.kernels.probes import PROBE_WIDTHS
 
 pytestmark = pytest.mark.usefixtures("needs_hopper")
 

@@ -2,8 +2,8 @@
 
 import math
 
-from ...device.chain_plan import FORWARD_TRANSITION
-from ...device.kernels import certify_variant, fold_variant
+from ...device.plans.fused import FORWARD_TRANSITION
+from ...device.kernels.fused import certify_variant, fold_variant
 from ...device.launch import Prepared
 from ...device.workspace import Workspace
 from .cuts import Cuts

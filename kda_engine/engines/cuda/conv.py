@@ -4,9 +4,9 @@ import cupy
 import numpy as np
 
 from ...device.device import current
-from ...device.kernels import ELEMENT_OF, element_variant
+from ...device.kernels.table import ELEMENT_OF, element_variant
 from ...device.launch import launch
-from ...device.plan import make_tables
+from ...device.plans.tables import make_tables
 from .problem import check_device
 
 

@@ -4,7 +4,7 @@ import cupy
 import numpy as np
 
 from ...decay import Measure
-from ...device.kernels import element_variant
+from ...device.kernels.table import element_variant
 from ...device.launch import launch
 from ...layout import CHUNK
 from .activation import activation

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import cupy
 
 from ...affine import Affine
-from ...device.chain_plan import TILE_TOKENS, make_chain_plan
-from ...device.kernels import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, FORWARD_UNITS, STATE_WORDS, TOKEN_WORDS,
-                               ChainVariant)
+from ...device.plans.fused import TILE_TOKENS, make_chain_plan
+from ...device.kernels.fused import (BACKWARD_UNITS, CHAIN_ELEMENTS, CHAIN_SIZE, ChainVariant, FORWARD_UNITS,
+                                     STATE_WORDS, TOKEN_WORDS)
 from ...device.launch import Prepared
 from ...device.workspace import Workspace
 from .carry import carry_to_cuts, fold

@@ -2,7 +2,8 @@
 
 import cupy
 
-from ...device.kernels import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, element_variant, gradients_variant
+from ...device.kernels.fused import BACKWARD_UNITS, CHAIN_SIZE, ChainVariant, gradients_variant
+from ...device.kernels.table import element_variant
 from ...device.launch import Prepared, launch
 from .carry import carry_to_cuts
 from .fused import chain, make_records, plan_for

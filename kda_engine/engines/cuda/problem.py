@@ -6,8 +6,9 @@ from typing import NamedTuple
 import cupy
 import numpy as np
 
-from ...device.kernels import ELEMENT_OF, LARGEST_SIZE, variant
-from ...device.plan import make_plan
+from ...device.kernels.portable import LARGEST_SIZE, variant
+from ...device.kernels.table import ELEMENT_OF
+from ...device.plans.portable import make_plan
 from ...device.workspace import ALIGNMENT
 from ...errors import InputError
 from ...layout import CHUNK

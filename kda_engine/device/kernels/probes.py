@@ -1,7 +1,8 @@
 """The table of the probes: kernels that measure parts of the fused chain (docs/kernels/probes.md). No engine runs them."""
 
-from ..layout import CHUNK
-from .kernels import (CHAIN_SHARED, CHAIN_SIZE, ELEMENTS, Defines, Kernel, hopper_variants, integers, pointers, reals)
+from ...layout import CHUNK
+from .fused import CHAIN_SHARED, CHAIN_SIZE
+from .table import ELEMENTS, Defines, Kernel, hopper_variants, integers, pointers, reals
 
 # Widths that `probe_products` times; threads of the probes that are blocks of the chain.
 PROBE_WIDTHS = (8, 16, 32, 64, 128)

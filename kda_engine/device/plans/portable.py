@@ -1,11 +1,13 @@
-"""How a variable-length problem is laid out for the kernels: chunks, and the spans that chains work through."""
+"""How a variable-length problem is laid out for the portable kernels: the spans that chains work through."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..layout import CHUNK
-from .kernels import WIDE_COLUMNS, tiles
+from ...layout import CHUNK
+from ..kernels.portable import WIDE_COLUMNS
+from ..kernels.table import tiles
+from .tables import cut_spans, make_tables
 
 # Time of one link of the scan over spans, and of one chunk of a summary, in chunks of the forward.
 SCAN_LINK = 6.0
@@ -22,15 +24,6 @@ class Spans:
     count: int
     chunks: object
     sequences: object
-
-
-@dataclass(frozen=True)
-class Tables:
-    """cu_seqlens, chunk_offsets [N + 1] int64 on the device; chunks: their number."""
-
-    cu_seqlens: object
-    chunk_offsets: object
-    chunks: int
 
 
 @dataclass(frozen=True)
@@ -53,13 +46,6 @@ class Plan:
     parts_but_last: Spans | None
     sequence_parts: object
     sequence_bounds: object
-
-
-def make_tables(device, cu_seqlens):
-    """The Tables for cu_seqlens (bytes of int64 [N+1]) on a Device, for its `ready`."""
-    cu_seqlens = np.frombuffer(cu_seqlens, dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(-(-np.diff(cu_seqlens) // CHUNK))])
-    return Tables(device.upload(cu_seqlens), device.upload(offsets), int(offsets[-1]))
 
 
 def make_plan(device, cu_seqlens, value_heads, K, V):
@@ -90,19 +76,6 @@ def make_plan(device, cu_seqlens, value_heads, K, V):
 
 def _upload(device, chunks, sequences):
     return Spans(len(sequences), device.upload(np.ascontiguousarray(chunks)), device.upload(sequences.astype(np.int32)))
-
-
-def cut_spans(counts, length):
-    """Sequences of so many chunks cut into spans of at most `length`, as even as can be: (chunks [2,S], sequences [S]).
-
-    A sequence without chunks is one span without chunks.
-    """
-    pieces = np.maximum(-(-counts // length), 1)
-    sequences = np.repeat(np.arange(len(counts)), pieces)
-    number = np.arange(len(sequences)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offsets = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    bound = lambda i: offsets[sequences] + counts[sequences] * i // pieces[sequences]
-    return np.stack([bound(number), bound(number + 1)]), sequences
 
 
 def span_length(counts, value_heads, K, V, multiprocessors):

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..layout import CHUNK
-from .kernels import CHAIN_COLUMNS
-from .plan import cut_spans
+from ...layout import CHUNK
+from ..kernels.fused import CHAIN_COLUMNS
+from .tables import cut_spans
 
 # Microseconds of a chunk in the chain kernel by value columns of a block, of one without outputs, of a link of the
 # fold, and of a launch with what it starts and drains: measured, only to choose between plans.
