@@ -108,7 +108,8 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
 
     q, k [T,H,K] or [B,T,H,K]; v [..,HV,V]; g [..,HV,K]; beta [..,HV]; A_log [HV]; dt_bias [HV,K];
     initial_state [N,HV,K,V]; cu_seqlens [N+1] integers, with packed input or B = 1. bfloat16, float16, float32 or
-    float64, mixed as you like; NumPy, CuPy or anything with DLPack or an array interface.
+    float64, mixed as you like; NumPy, CuPy or anything with DLPack or an array interface. PyTorch's tensors are read without
+    their autograd history, and results have none: `backward` makes the gradients.
 
     save: keep what `backward` needs: states, and the inputs themselves, not copies of them, so leave those unchanged
     until then. check_finite: look for values that cannot be right first.

@@ -13,6 +13,8 @@ from .errors import InputError
 CHUNK = 16
 
 _PER_TOKEN = ("q", "k", "v", "g", "beta")
+# What decides the type of states and of the arithmetic.
+_WORKING = (*_PER_TOKEN, "A_log", "dt_bias", "initial_state")
 _FLOAT32, _FLOAT64 = np.dtype("f4"), np.dtype("f8")
 
 # Shapes and bounds of calls that are remembered, so that the next call with the same ones is checked by a comparison.
@@ -137,7 +139,8 @@ def pack(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, gate, initial_state=None)
         A_log = _parameter("A_log", A_log, shape.A_log, k)
     if dt_bias is not None:
         dt_bias = _parameter("dt_bias", dt_bias, shape.dt_bias, k)
-    state_dtype = _working_type(q, k, v, g, beta, A_log, dt_bias, initial_state)
+    given = dict(zip(_WORKING, (q, k, v, g, beta, A_log, dt_bias, initial_state)))
+    state_dtype = working_type({name: x.dtype for name, x in given.items() if x is not None}, gate)
     return Operands(q, k, v, g, beta, A_log, dt_bias, bounds, state_dtype), shape.packing
 
 
@@ -256,11 +259,14 @@ def gradient_in(name, gradient, operands, packing):
     return gradient.reshape(expected)
 
 
-def _working_type(*given):
-    for x in given:
-        if x is not None and x.dtype == _FLOAT64:
-            return _FLOAT64
-    return _FLOAT32
+def working_type(types, gate):
+    """The type of states and of the arithmetic: float64 where one of the operands or the initial state is, else float32.
+
+    types: NumPy types by name; other names than those of operands do not count, nor do parameters that the gate form does
+    not read.
+    """
+    read = _WORKING[:5] + _WORKING[7:] if gate == "log" else _WORKING
+    return _FLOAT64 if any(name in types and types[name] == _FLOAT64 for name in read) else _FLOAT32
 
 
 def _parameter(name, x, shape, k):

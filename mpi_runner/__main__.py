@@ -7,13 +7,11 @@ import os
 import sys
 import traceback
 
-from kda_engine.errors import InputError
-from kda_engine.version import VERSION
-
+# Nothing here loads numpy, which takes a while: signals are in order almost from the start.
 from .exit_codes import GOLDEN, INTERNAL, USAGE
 from .hints import hint
+from .interruption import ordered_signals
 from .launched import launched_rank
-from .messages import one_line
 from .streams import forgiving_streams
 
 COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info", "completion")
@@ -21,6 +19,8 @@ COMMANDS = ("run", "input", "golden", "compare", "bench", "plan", "info", "compl
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
+        from .messages import one_line
+
         if launched_rank() == 0:
             self.print_usage(sys.stderr)
             print(f"{self.prog}: error: {one_line(message)}\n{hint(message, self)}", file=sys.stderr)
@@ -29,6 +29,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parser():
     """The parser of all commands."""
+    from kda_engine.version import VERSION
+
     top = _Parser(prog="kda-engine", description="Kimi Delta Attention: distributed runs, goldens, benchmarks.")
     top.add_argument("--version", action="version", version=f"kda-engine {VERSION}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
@@ -39,7 +41,7 @@ def parser():
 
 def main(argv=None):
     """Run one command; returns its exit code (see exit_codes). Only the first rank prints."""
-    with forgiving_streams():
+    with ordered_signals(), forgiving_streams():
         args = parser().parse_args(argv)
         try:
             return _run(args)
@@ -51,6 +53,7 @@ def main(argv=None):
 
 def _run(args):
     """The one place where what users can mend becomes a line and an exit code, whichever command raised it."""
+    from kda_engine.errors import InputError
     from kda_engine.hdf5.golden import GoldenError
 
     try:
@@ -66,12 +69,16 @@ def _run(args):
 
 
 def _refuse(error, code):
+    from .messages import one_line
+
     if launched_rank() == 0:
         print(f"kda-engine: error: {one_line(error)}", file=sys.stderr)
     return code
 
 
 def _check_working_folder():
+    from kda_engine.errors import InputError
+
     try:
         os.getcwd()
     except OSError as error:

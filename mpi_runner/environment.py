@@ -64,7 +64,7 @@ def mpi_library(comm):
 
 def mpi_version():
     """The MPI library's own name and version; MPI must have been started."""
-    from mpi4py import MPI
+    from .mpi import MPI
 
     return MPI.Get_library_version().split("\n")[0].strip("\0 ")
 

@@ -196,7 +196,7 @@ def _removed_unless_kept(folder):
 def _finish(session, writer, describe):
     # All ranks' descriptions are collected before rank 0 closes the file.
     report, provenance = describe()
-    session.poll()
+    session.settle()
     if writer is not None:
         writer.finish(report, provenance)
     session.control.largest(0, "finishing the output")

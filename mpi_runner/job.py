@@ -3,12 +3,14 @@
 import math
 import os
 import re
+import stat
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 
 from kda_engine.engines import ENGINES
 from kda_engine.errors import InputError
 from kda_engine.options import Options
+from kda_engine.regular_file import what_is
 
 CHOICES = {
     "engine": ("auto", *ENGINES),
@@ -122,6 +124,13 @@ def _is_one_file(one, other):
 
 
 def _read_toml(path):
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise InputError(f"config: cannot read {path}: {getattr(error, 'strerror', error)}") from None
+    if not stat.S_ISREG(mode):
+        # To open a fifo would wait for somebody who writes into it.
+        raise InputError(f"config: cannot read {path}: expected a file, got {what_is(mode)}")
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)

@@ -1,9 +1,9 @@
 """The main job: one input file, forward and backward over all ranks, one output file."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
-from mpi4py import MPI
 
 from kda_engine import layout
 from kda_engine.engines import cuda_usable, make_engine
@@ -17,6 +17,7 @@ from . import resources
 from .clock import Clock
 from .gathering import WRITERS, check_output
 from .head_shards import HeadsOfInput, heads_of_ranks
+from .mpi import MPI
 from .output_parts import output_parts, output_parts_of_heads
 from .parallel.control import Control
 from .parallel.convolution import CHANNELS, ShareConvolution, halo_tokens
@@ -69,7 +70,7 @@ class _Run:
         self.segments = partition(source.cu_seqlens, self.transport.size, cuts, self.piece_length or CHUNK)
         self.segment = self.segments[self.transport.rank]
         self.threads = session.threads()
-        self.state_dtype = np.dtype("f8" if resources.state_bytes(source.dtypes) == 8 else "f4")
+        self.state_dtype = layout.working_type(source.dtypes, self.options.gate)
         self.engine = session.together(self._make_engine)
         session.together(self._check_engine)
         self._check_resources()
@@ -129,6 +130,13 @@ class _Run:
         """What would be done, on rank 0's standard output."""
         rows = self.session.control.collect((self.segment, self.memory), "collecting the plan")
         if self.session.rank:
+            return
+        if self.job.json:
+            print(json.dumps({
+                "engine": self.engine.name, "shard": self.job.shard, "scan": self.job.scan, "output_bytes": self.disk,
+                "options": self.options.to_dict(),
+                "ranks": [{"tokens": [segment.start, segment.stop], "memory_bytes": memory,
+                           "pieces": [[p.sequence, p.start, p.stop] for p in segment.pieces]} for segment, memory in rows]}))
             return
         print(f"engine {self.engine.name}, shard {self.job.shard}, scan {self.job.scan}, output {self.disk} bytes, options {self.options}")
         for segment, memory in rows:

@@ -3,7 +3,6 @@
 import threading
 
 import numpy as np
-from mpi4py import MPI
 
 from kda_engine.finite import NotFinite, token_place
 from kda_engine.hdf5.opening import digest
@@ -12,6 +11,7 @@ from kda_engine.hdf5.version import hdf5_version
 
 from .environment import mpi_version
 from .messages import counted
+from .mpi import MPI
 from .provenance import provenance
 
 # All phases of a run, in the order of its work; a rank may have no part in some of them.

@@ -3,10 +3,9 @@
 import os
 import shutil
 
-import numpy as np
-
 from kda_engine.engines.host import HostEngine
 from kda_engine.errors import InputError
+from kda_engine.layout import working_type
 
 # What a rank takes whatever its share: interpreter, slabs of engine and writer, HDF5's chunk caches.
 FIXED_BYTES = 192 << 20
@@ -18,7 +17,7 @@ class ResourceError(RuntimeError):
 
 def output_bytes(sizes, dtypes, backward):
     """Bytes of the output's tensors; sizes with T, H, HV, K, V, N; dtypes by input name."""
-    state = sizes.N * sizes.HV * sizes.K * sizes.V * state_bytes(dtypes)
+    state = sizes.N * sizes.HV * sizes.K * sizes.V * state_bytes(sizes, dtypes)
     total = sizes.T * _widths(sizes)["v"] * dtypes["v"].itemsize + state
     return total + sizes.T * token_bytes(sizes, dtypes) + state if backward else total
 
@@ -42,7 +41,7 @@ def share_bytes(sizes, dtypes, tokens, pieces, boundary, backward):
     HV, K, V, width = sizes.HV, sizes.K, sizes.V, _widths(sizes)
     inputs = tokens * token_bytes(sizes, dtypes)
     out = tokens * width["v"] * dtypes["v"].itemsize
-    state = HV * K * V * state_bytes(dtypes)
+    state = HV * K * V * state_bytes(sizes, dtypes)
     total = inputs + out + 2 * pieces * state + boundary
     if backward:
         total += inputs + out + 2 * pieces * state + HostEngine.memory(tokens, pieces, state)
@@ -55,9 +54,9 @@ def share_bytes(sizes, dtypes, tokens, pieces, boundary, backward):
     return total + FIXED_BYTES
 
 
-def state_bytes(dtypes):
-    """Bytes of one state value."""
-    return 8 if any(dtype == np.float64 for dtype in dtypes.values()) else 4
+def state_bytes(sizes, dtypes):
+    """Bytes of one state value; sizes with the `options` too."""
+    return working_type(dtypes, sizes.options.gate).itemsize
 
 
 def check_disk(path, needed):

@@ -8,14 +8,14 @@ import sys
 import time
 import traceback
 
-from mpi4py import MPI
-
 from kda_engine.errors import InputError
 from kda_engine.threads import threads_asked_for
 
 from .exit_codes import INTERNAL, STOPPED, USAGE
 from .heartbeat import Heartbeat
+from .interruption import SIGNALS
 from .launched import launched_size
+from .mpi import MPI
 from .parallel.control import Control, ExchangeTimeout
 from .parallel.transports import HostTransport
 from .resources import ResourceError
@@ -28,8 +28,6 @@ FORWARDING_SECONDS = 0.5
 
 # Between two signs of life of all ranks, where the time limit leaves room for as much.
 HEARTBEAT_SECONDS = 2.0
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Stopped(Exception):
@@ -62,7 +60,7 @@ class Session:
         self.on_poll = lambda: None
         # What computes on this rank, for reports.
         self.device = f"{platform.machine()} CPU"
-        self._signal = None
+        self._signal, self._settled = None, False
         self._parent = os.getppid()
 
     def __enter__(self):
@@ -100,11 +98,20 @@ class Session:
         self.control.progress()
         self.heartbeat.beat(min(HEARTBEAT_SECONDS, self.control.timeout / 4))
         self.on_poll()
+        if self._settled:
+            return
         # Some launchers leave their ranks behind when they are killed outright.
         if self.size > 1 and os.getppid() != self._parent:
             raise Stopped("stopped: the launcher is gone")
         if self._signal is not None:
             raise Stopped(f"stopped by {signal.Signals(self._signal).name}")
+
+    def settle(self):
+        """Agree that all work is done and the output is to get its name: from here on signals come too late. Collective."""
+        self.poll()
+        # Before the agreement: a rank that is waiting for it has nothing left to stop.
+        self._settled = True
+        self.control.largest(0, "agreeing to finish the output")
 
     def say(self, text):
         """A line on rank 0's standard error."""

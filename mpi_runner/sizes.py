@@ -12,7 +12,7 @@ HELP = "K, M and G behind a number stand for 2^10, 2^20 and 2^30"
 
 # Far beyond any machine; below, no sum of bytes leaves 64 bits and every answer takes seconds.
 LARGEST = {"tokens": 1 << 44, "sequences": 1 << 20, "heads": 1 << 16, "value_heads": 1 << 16, "K": 1 << 16, "V": 1 << 16,
-           "ranks": 1 << 16}
+           "ranks": 1 << 16, "ranks_per_node": 1 << 16}
 LARGEST_BYTES = 1 << 62
 # Of a table over ranks and heads.
 LARGEST_TABLE = 1 << 26

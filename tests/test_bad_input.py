@@ -1,5 +1,6 @@
 """Input that cannot be used: exit code 2, a message that names file, dataset and expectation, nothing written."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -268,6 +269,9 @@ def test_a_dry_run_writes_nothing(files, capsys):
     source, output = files
     assert main(["run", str(source), str(output), "--backward", "--engine", "numpy", "--dry-run"]) == PASS
     assert "rank 0: tokens 0:" in capsys.readouterr().out
+    assert main(["run", str(source), str(output), "--backward", "--engine", "numpy", "--dry-run", "--json"]) == PASS
+    told = json.loads(capsys.readouterr().out)
+    assert told["engine"] == "numpy" and told["ranks"][0]["tokens"][0] == 0 and told["ranks"][0]["memory_bytes"] > 0
     assert not output.exists()
 
 

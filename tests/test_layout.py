@@ -11,6 +11,9 @@ from oracle import arguments, assert_close, run
 
 import kda_engine as kda
 from kda_engine import cases
+from kda_engine.hdf5.inputs import write_input
+from kda_engine.hdf5.results import ResultFile
+from mpi_runner.__main__ import main
 
 ENGINES = ("numpy", "reference")
 
@@ -287,6 +290,23 @@ def test_results_come_back_in_jax(monkeypatch, dtype):
     for name, result in {"out": fwd.out, "final_state": fwd.final_state, "dq": grads.dq}.items():
         assert isinstance(result, CompiledPart)
         assert np.array_equal(result.x, expected[name])
+
+
+def test_what_is_not_read_makes_no_state_float64(tmp_path):
+    """Neither do parameters beside the gate `log`, nor d_out, nor weights of the convolution: in calls as in runs."""
+    case = cases.make("log-value", tokens=20, heads=2, K=16, V=16)
+    wide = lambda *shape: np.ones(shape, "f8")
+    fwd = kda.forward(case.q, case.k, case.v, case.g, case.beta, wide(2), wide(2, 16), case.initial_state,
+                      case.cu_seqlens, options=case.options, engine="numpy")
+    assert fwd.final_state.dtype == np.float32
+    assert kda.backward(fwd, case.d_out.astype("f8")).d_initial_state.dtype == np.float32
+    given, output = str(tmp_path / "in.h5"), str(tmp_path / "out.h5")
+    tensors = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state",
+                                                    "d_final_state")}
+    write_input(given, **tensors, A_log=wide(2), dt_bias=wide(2, 16), d_out=case.d_out.astype("f8"), options=case.options)
+    assert main(["run", given, output, "--backward", "--engine", "numpy"]) == 0
+    with ResultFile(output) as result:
+        assert result.read("outputs/final_state").dtype == result.read("grads/d_initial_state").dtype == np.float32
 
 
 def test_a_float64_state_of_another_library_counts():

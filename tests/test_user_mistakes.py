@@ -58,6 +58,8 @@ def refused(capsys, *arguments):
     ("run in.h5 out.h5 --config nested.toml", ("nested.toml", "nested too deep")),
     ("run in.h5 out.h5 --config list.toml", ("engine", "expected str", "characters")),
     ("run in.h5 out.h5 --config lines.toml", ("engine", "expected one of")),
+    ("run in.h5 out.h5 --config fifo", ("config", "a fifo")), ("run in.h5 out.h5 --config .", ("config", "a folder")),
+    ("plan in.h5 --ranks-per-node 10000000000", ("ranks_per_node", "at most")),
     ("input --case packed --tokens 2147483648 out.h5", ("sizes", "memory")),
     ("input --case packed --sequences 1000000000 out.h5", ("sequences", "at most")),
     ("input --case packed --heads 10000000000 out.h5", ("heads", "at most")),

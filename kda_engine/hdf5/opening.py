@@ -1,7 +1,9 @@
 """Opening a file for strict reading: everything that can be wrong with it becomes an InputError that names it."""
 
+import errno
 import hashlib
 import os
+import re
 from contextlib import contextmanager
 
 import h5py
@@ -14,6 +16,9 @@ from .schema import FORMAT, FORMAT_VERSION
 
 ROOT_ATTRIBUTES = ("format", "format_version", "kind")
 _DIGEST_SLAB = 8 << 20
+
+# What locking a file fails with where there are no locks; the last is the kernel's own code, of which C knows nothing.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, 524}
 
 
 def digest(path):
@@ -48,10 +53,21 @@ def open_hdf5(path):
     path = os.fspath(path)
     check_regular(path, "an HDF5 file")
     try:
-        # Parallel file systems without locks are common, and nothing here is written in place.
-        return h5py.File(path, "r", locking="best-effort", rdcc_nbytes=types.CHUNK_CACHE_BYTES)
+        return _open(path)
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{path}: expected an HDF5 file, got {_what_it_is(path, error)}") from None
+
+
+def _open(path):
+    """Without locks where the file system has none, as parallel ones often do: nothing here is written in place."""
+    try:
+        return h5py.File(path, "r", locking="best-effort", rdcc_nbytes=types.CHUNK_CACHE_BYTES)
+    except OSError as error:
+        # HDF5 itself takes but one of these codes for a file system without locks.
+        refused = re.search(r"unable to lock file, errno = (\d+)", str(error))
+        if refused is None or int(refused[1]) not in _NO_LOCKS:
+            raise
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=types.CHUNK_CACHE_BYTES)
 
 
 def check_root(path, file, kinds, may_be_bare=False):
@@ -86,7 +102,8 @@ def _what_it_is(path, error):
     if "truncated" in str(error):
         return f"a truncated one ({error})"
     if "unable to lock" in str(error):
-        return f"one that is open for writing elsewhere, or cannot be locked ({error})"
+        return (f"one that is open for writing elsewhere, or cannot be locked; HDF5_USE_FILE_LOCKING=FALSE reads it "
+                f"unlocked ({error})")
     if not head.startswith(b"\x89HDF"):
         return "something else" if head else "an empty file"
     return f"a damaged one ({error})"

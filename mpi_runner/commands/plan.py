@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from kda_engine.errors import InputError
+from kda_engine.options import Options
 
 from ..exit_codes import PASS
 from ..messages import counted
@@ -51,16 +52,18 @@ def main(args):
     check_boundaries(shape.HV, shape.K, shape.V, args.ranks)
     if args.ranks_per_node is not None and args.ranks_per_node < 1:
         raise InputError(f"ranks_per_node: expected at least 1, got {args.ranks_per_node}")
+    check_sizes({"ranks_per_node": args.ranks_per_node or 1})
     plan = make_plan(shape, args.ranks, args.backward, _rates(args), args.ranks_per_node)
     print(json.dumps(plan, indent=2) if args.json else _text(plan))
     return PASS
 
 
 class Shape:
-    """T, H, HV, K, V, N; cu_seqlens NumPy int64 [N+1]; dtypes by input name."""
+    """T, H, HV, K, V, N; cu_seqlens NumPy int64 [N+1]; dtypes by input name; options: the operator's."""
 
-    def __init__(self, H, HV, K, V, cu_seqlens, dtypes):
+    def __init__(self, H, HV, K, V, cu_seqlens, dtypes, options=Options()):
         self.H, self.HV, self.K, self.V, self.cu_seqlens, self.dtypes = H, HV, K, V, cu_seqlens, dtypes
+        self.options = options
         self.T, self.N = int(cu_seqlens[-1]), len(cu_seqlens) - 1
 
 
@@ -79,7 +82,7 @@ def make_plan(shape, ranks, backward, rates=None, per_node=None):
     from ..traffic import boundary_bytes, crossings, held_bytes, parameter_bytes, state_sizes
 
     segments = partition(shape.cu_seqlens, ranks)
-    width = resources.state_bytes(shape.dtypes)
+    width = resources.state_bytes(shape, shape.dtypes)
     state, transition = state_sizes(shape.HV, shape.K, shape.V, f"f{width}")
     nodes = None if per_node is None else tuple(rank // per_node for rank in range(ranks))
     both, scans = crossings(segments, shape.HV, shape.K, shape.V, f"f{width}", backward, nodes), {}
@@ -131,7 +134,7 @@ def _of_file(args):
         if hasattr(args, name):
             raise InputError(f"--{name.replace('_', '-')}: expected without INPUT.h5, which fixes it")
     with InputFile(args.input) as file:
-        return Shape(file.H, file.HV, file.K, file.V, file.cu_seqlens, dict(file.dtypes))
+        return Shape(file.H, file.HV, file.K, file.V, file.cu_seqlens, dict(file.dtypes), file.options)
 
 
 def _of_options(args):

@@ -8,6 +8,7 @@ from kda_engine.options import DECAY_SKIPS
 from .. import operator_options
 from ..exit_codes import MISMATCH
 from ..job import CHOICES, NOT_BUILT, Job
+from ..starting import start
 
 
 def add(subparsers):
@@ -57,7 +58,8 @@ def _built(option):
 def main(args):
     given = {name: value for name, value in vars(args).items() if name not in ("run", "command", "config")}
     job = Job.resolve(given, getattr(args, "config", None))
-    # MPI starts with these imports; a wrong command line is told before.
+    # A wrong command line is told before MPI starts.
+    start(job.exchange_timeout)
     from ..main_job import run_job
     from ..report import summary
     from ..session import Session

@@ -9,8 +9,8 @@ import pickle
 import time
 
 import numpy as np
-from mpi4py import MPI
 
+from ..mpi import MPI
 from .volume import gathered
 
 # Seconds that a wait keeps looking before it sleeps between two looks: MPI libraries move data only while they are

@@ -3,8 +3,8 @@
 from math import gcd
 
 import numpy as np
-from mpi4py import MPI
 
+from ...mpi import MPI
 from ..staged import StagedEngine
 from ..volume import gathered, summed
 
