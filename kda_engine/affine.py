@@ -6,10 +6,11 @@ S_out = M S_in + S. The same algebra serves every level, forward with M and back
 from dataclasses import dataclass
 
 from .arrays import array_module
+from .short_repr import ShortRepr
 
 
-@dataclass(frozen=True)
-class Affine:
+@dataclass(frozen=True, repr=False)
+class Affine(ShortRepr):
     """M [...,K,K] and S [...,K,V]; leading axes (sequences, heads) are batch axes.
 
     M is None where the incoming state no longer matters: it is part of S already, or was dropped.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import array_module
+from .short_repr import ShortRepr
 
 # exp of these and of their negatives are normal numbers, by the bytes of the type.
 LARGEST_EXPONENT = {4: 87.0, 8: 708.0}
@@ -195,8 +196,8 @@ def activate(operands, options, dtype):
     )
 
 
-@dataclass(frozen=True)
-class Gradients:
+@dataclass(frozen=True, repr=False)
+class Gradients(ShortRepr):
     """Gradients of one problem, each in the working type; the parameters' float64.
 
     dq, dk [T,H,K]; dv [T,HV,V]; dg [T,HV,K]; dbeta [T,HV]; dA_log [HV]; ddt_bias [HV,K];

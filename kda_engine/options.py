@@ -1,7 +1,7 @@
 """Options of the operator: what the numbers mean, not how they are computed."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
@@ -63,6 +63,12 @@ class Options:
             raise InputError(f"tolerance: expected a number in [0, 1), got {self.tolerance!r}")
         if self.decay_skip in ("certified", "sampled") and self.tolerance == 0:
             raise InputError(f"tolerance: decay_skip={self.decay_skip!r} needs a tolerance above 0, got 0")
+
+    def __repr__(self):
+        """Only what differs from the defaults; evaluates to the same options."""
+        changed = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)
+                   if getattr(self, field.name) != field.default)
+        return f"Options({', '.join(changed)})"
 
     @property
     def skip(self):
