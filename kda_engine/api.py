@@ -6,7 +6,7 @@ import numpy as np
 
 from . import conv, layout
 from .affine import Affine
-from .arrays import array_module, as_array, as_float_array, like
+from .arrays import array_module, as_array, as_float_array, brief, like
 from .chunk_states import chunk_states
 from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
@@ -41,6 +41,9 @@ class ForwardResult:
     _example: object
     _dropped: tuple
     _cu_seqlens: np.ndarray
+
+    def __repr__(self):
+        return f"ForwardResult(out={brief(self.out)}, final_state={brief(self.final_state)}, path={self.path!r})"
 
     @property
     def dropped(self):
@@ -99,6 +102,9 @@ class ChunkStates:
     sequence: np.ndarray
     token: np.ndarray
     states: object
+
+    def __repr__(self):
+        return f"ChunkStates(states={brief(self.states)})"
 
 
 @suggest_names
@@ -196,8 +202,12 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
 
     q, k [B,T,H,K] and so on, or [T,H,K] for a single sequence (state [1,HV,K,V]).
     """
-    result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
-                     engine=engine, save=False)
+    try:
+        result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
+                         engine=engine, save=False)
+    except InputError as error:
+        # Under the name that it has here.
+        raise InputError(str(error).replace("initial_state:", "state:", 1)) from None
     return result.out, result.final_state
 
 

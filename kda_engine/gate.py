@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import array_module
+from .arrays import array_module, brief
 
 # exp of these and of their negatives are normal numbers, by the bytes of the type.
 LARGEST_EXPONENT = {4: 87.0, 8: 708.0}
@@ -211,6 +211,9 @@ class Gradients:
     dA_log: object
     ddt_bias: object
     d_initial_state: object
+
+    def __repr__(self):
+        return f"Gradients({', '.join(f'{name}={brief(x)}' for name, x in vars(self).items())})"
 
 
 def activate_adjoint(d, operands, options, dtype, d_initial_state=None):

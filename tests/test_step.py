@@ -56,3 +56,10 @@ def test_no_state_means_zeros():
     zeros = kda.step(*given, 0 * case.initial_state, engine="numpy")
     for absent, zero in zip(kda.step(*given, None, engine="numpy"), zeros):
         assert np.array_equal(absent, zero)
+
+
+def test_errors_name_the_state_as_it_is_named_here():
+    case = cases.make("ordinary", tokens=2)
+    for state in (case.initial_state[:, :, :-1], "no array", case.initial_state.astype("i4")):
+        with pytest.raises(kda.InputError, match="^state: expected "):
+            kda.step(case.q, case.k, case.v, case.g, case.beta, state, engine="numpy")
