@@ -22,6 +22,11 @@ def output_bytes(sizes, dtypes, backward):
     return total + sizes.T * token_bytes(sizes, dtypes) + state if backward else total
 
 
+def input_bytes(sizes, dtypes):
+    """Bytes of the input's q, k, v, g and beta; arguments as in `output_bytes`."""
+    return sizes.T * token_bytes(sizes, dtypes)
+
+
 def token_bytes(sizes, dtypes):
     """Bytes of one token of q, k, v, g and beta, or of their gradients."""
     return sum(width * dtypes[name].itemsize for name, width in _widths(sizes).items())

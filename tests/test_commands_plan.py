@@ -105,13 +105,49 @@ def test_shape_of_a_file(tmp_path, capsys):
     assert sum(rank["tokens"] for rank in result["ranks"]) == 132
 
 
-def test_text_names_every_scan_and_rank(capsys):
+def text(capsys, *arguments):
     capsys.readouterr()
-    assert main(["plan", "--ranks", "3", "--backward"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def rows(lines, count):
+    """The table's rows by their first word: {column name: number}."""
+    names = lines[2].split()[1:]
+    return {name: dict(zip(names, map(float, numbers), strict=True))
+            for name, *numbers in map(str.split, lines[3:3 + count])}
+
+
+def test_text_names_every_scan_and_rank(capsys):
+    lines = text(capsys, "--ranks", 3, "--backward", "--per-rank")
     assert lines[0] == "forward and backward of T 8192 H 8 HV 8 K 128 V 128 N 1 on 3 ranks"
     assert all(scan in lines[2] for scan in SCANS)
-    assert [line.split()[0] for line in lines[3:7]] == ["0", "1", "2", "all"]
+    assert list(rows(lines, 4)) == ["0", "1", "2", "all"]
+
+
+def test_text_has_the_smallest_and_the_largest_of_many_ranks(capsys):
+    """A thousand ranks take no more lines than two; the numbers are those of the ranks, in GiB."""
+    shape = ("--ranks", 1000, "--tokens", 100000, "--sequences", 7)
+    lines, full = text(capsys, *shape), plan(capsys, *shape)
+    assert len(lines) == len(text(capsys, "--ranks", 2)) < 12
+    found = rows(lines, 3)
+    assert list(found) == ["smallest", "largest", "all"]
+    for name, pick in (("smallest", min), ("largest", max)):
+        assert found[name]["tokens"] == pick(rank["tokens"] for rank in full["ranks"])
+        assert found[name]["sequences"] == pick(rank["sequences"] for rank in full["ranks"])
+        for scan, row in full["scans"].items():
+            assert found[name][scan] == pytest.approx(pick(row["bytes_sent"]) / 2**30, rel=1e-3)
+    assert found["all"]["tokens"] == 100000 and found["all"]["sequences"] == 7
+    assert found["all"]["memory"] == pytest.approx(sum(rank["memory_bytes"] for rank in full["ranks"]) / 2**30, rel=1e-3)
+    assert found["smallest"]["tokens"] < found["largest"]["tokens"]
+
+
+def test_what_is_read_and_written(tmp_path, capsys):
+    shape = ("--tokens", 1 << 20, "--heads", 2, "--K", 64, "--V", 128)
+    # q, k, g of 64 channels, v of 128 and a beta, four bytes each.
+    read = (1 << 20) * 2 * (3 * 64 + 128 + 1) * 4
+    assert plan(capsys, *shape)["input_bytes"] == read
+    assert text(capsys, *shape)[1].startswith(f"reads {read / 2**30:.4g} GiB, writes 1 GiB; ")
 
 
 def test_wrong_requests(tmp_path, capsys):

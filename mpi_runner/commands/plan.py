@@ -39,6 +39,8 @@ def add(subparsers):
     rates = parser.add_argument_group("rates to predict times from")
     for name, text in RATES.items():
         rates.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=text)
+    parser.add_argument("--per-rank", action="store_true", default=False,
+                        help="a row for every rank (the smallest and the largest of the ranks, and all together)")
     parser.add_argument("--json", action="store_true", default=False, help="print one JSON object (a text)")
     parser.set_defaults(run=main)
 
@@ -54,7 +56,7 @@ def main(args):
         raise InputError(f"ranks_per_node: expected at least 1, got {args.ranks_per_node}")
     check_sizes({"ranks_per_node": args.ranks_per_node or 1})
     plan = make_plan(shape, args.ranks, args.backward, _rates(args), args.ranks_per_node)
-    print(json.dumps(plan, indent=2) if args.json else _text(plan))
+    print(json.dumps(plan, indent=2) if args.json else _text(plan, args.per_rank))
     return PASS
 
 
@@ -98,6 +100,7 @@ def make_plan(shape, ranks, backward, rates=None, per_node=None):
     return {
         "shape": {name: getattr(shape, name) for name in ("T", "H", "HV", "K", "V", "N")},
         "backward": backward,
+        "input_bytes": resources.input_bytes(shape, shape.dtypes),
         "output_bytes": resources.output_bytes(shape, shape.dtypes, backward),
         "boundary_state_bytes": state, "boundary_transition_bytes": transition,
         "parameter_sum_bytes": parameter_bytes(shape.HV, shape.K, ranks) if backward else 0,
@@ -155,25 +158,39 @@ def _of_options(args):
                  dict.fromkeys(("q", "k", "v", "g", "beta"), dtype))
 
 
-def _text(plan):
+def _text(plan, per_rank):
     shape = " ".join(f"{name} {number}" for name, number in plan["shape"].items())
-    lines = [f"{'forward and backward' if plan['backward'] else 'forward'} of {shape} on {counted(len(plan['ranks']), 'rank')}",
-             f"output {plan['output_bytes']} bytes; a boundary holds S {plan['boundary_state_bytes']} "
-             f"and M {plan['boundary_transition_bytes']} bytes",
-             f"{'rank':>4}{'tokens':>10}{'sequences':>11}{'memory':>16}" + "".join(f"{s:>16}" for s in plan["scans"])]
-    for number, rank in enumerate(plan["ranks"]):
-        sent = "".join(f"{scan['bytes_sent'][number]:>16}" for scan in plan["scans"].values())
-        lines.append(f"{number:>4}{rank['tokens']:>10}{rank['sequences']:>11}{rank['memory_bytes']:>16}{sent}")
-    lines.append(f"{'all':>4}{plan['shape']['T']:>10}{plan['shape']['N']:>11}"
-                 f"{sum(rank['memory_bytes'] for rank in plan['ranks']):>16}"
-                 + "".join(f"{scan['total']:>16}" for scan in plan["scans"].values()))
-    held = "".join(f"{scan['memory_bytes']:>16}" for scan in plan["scans"].values())
-    lines.append(f"{'held of other ranks, bytes, at most':<41}{held}")
-    if all("seconds" in scan for scan in plan["scans"].values()):
-        seconds = "".join(f"{scan['seconds']:>16.4g}" for scan in plan["scans"].values())
-        lines.append(f"{'predicted seconds':<41}{seconds}")
+    ranks, scans = plan["ranks"], plan["scans"]
+    lines = [f"{'forward and backward' if plan['backward'] else 'forward'} of {shape} on {counted(len(ranks), 'rank')}",
+             f"reads {_gib(plan['input_bytes'])} GiB, writes {_gib(plan['output_bytes'])} GiB; a boundary holds "
+             f"S {_gib(plan['boundary_state_bytes'])} and M {_gib(plan['boundary_transition_bytes'])} GiB",
+             f"{'rank':<8}{'tokens':>10}{'sequences':>11}{'memory':>12}" + "".join(f"{scan:>12}" for scan in scans)]
+    columns = [[rank["tokens"] for rank in ranks], [rank["sequences"] for rank in ranks],
+               [rank["memory_bytes"] for rank in ranks], *(scan["bytes_sent"] for scan in scans.values())]
+    if per_rank:
+        lines += [_row(number, row) for number, row in enumerate(zip(*columns))]
+    else:
+        lines += [_row("smallest", map(min, columns)), _row("largest", map(max, columns))]
+    # Ranks may share a sequence: the sum of their counts would count it twice.
+    totals = [plan["shape"]["T"], plan["shape"]["N"], *map(sum, columns[2:])]
+    lines.append(_row("all", totals))
+    held = "".join(f"{_gib(scan['memory_bytes']):>12}" for scan in scans.values())
+    lines.append(f"{'held of other ranks, at most':<41}{held}")
+    if all("seconds" in scan for scan in scans.values()):
+        lines.append(f"{'predicted seconds':<41}" + "".join(f"{scan['seconds']:>12.4g}" for scan in scans.values()))
     lines.append(f"auto takes {plan['auto']['scan']}: {plan['auto']['reason']}")
-    lines.append("memory in bytes, about, by the scan that auto takes; under each scan the bytes that a rank sends (exact decay skip)")
+    lines.append("memory in GiB, about, by the scan that auto takes; under each scan the GiB that a rank sends (exact decay skip)")
     if plan["parameter_sum_bytes"]:
-        lines.append(f"and {plan['parameter_sum_bytes']} bytes a rank for the sum of the parameter gradients")
+        lines.append(f"and {_gib(plan['parameter_sum_bytes'])} GiB a rank for the sum of the parameter gradients")
     return "\n".join(lines)
+
+
+def _row(name, values):
+    """A line of the table; values: tokens, sequences, bytes of memory, bytes sent by each scan."""
+    tokens, sequences, *sizes = values
+    return f"{name:<8}{tokens:>10}{sequences:>11}" + "".join(f"{_gib(size):>12}" for size in sizes)
+
+
+def _gib(count):
+    """Bytes as GiB with four digits."""
+    return f"{count / 2**30:.4g}"
