@@ -5,12 +5,11 @@ S_out = M S_in + S. The same algebra serves every level, forward with M and back
 
 from dataclasses import dataclass
 
-from .arrays import array_module
-from .short_repr import ShortRepr
+from .arrays import array_module, brief
 
 
-@dataclass(frozen=True, repr=False)
-class Affine(ShortRepr):
+@dataclass(frozen=True)
+class Affine:
     """M [...,K,K] and S [...,K,V]; leading axes (sequences, heads) are batch axes.
 
     M is None where the incoming state no longer matters: it is part of S already, or was dropped.
@@ -18,6 +17,9 @@ class Affine(ShortRepr):
 
     M: object
     S: object
+
+    def __repr__(self):
+        return f"Affine(M={brief(self.M)}, S={brief(self.S)})"
 
     @classmethod
     def identity(cls, lead, K, V, dtype, module):

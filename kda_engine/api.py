@@ -6,7 +6,7 @@ import numpy as np
 
 from . import conv, layout
 from .affine import Affine
-from .arrays import array_module, as_array, as_float_array, like
+from .arrays import array_module, as_array, as_float_array, brief, like
 from .chunk_states import chunk_states
 from .decay import Dropped
 from .engines import Saved, cuda_usable, make_engine
@@ -15,7 +15,6 @@ from .finite import check_states, check_values, first_non_finite
 from .gate import Gradients
 from .misnamed import suggest_names
 from .options import Options
-from .short_repr import ShortRepr
 
 
 # What each gradient has a row for.
@@ -24,8 +23,8 @@ _GRADIENT_ROWS = {"dq": "token", "dk": "token", "dv": "token", "dg": "token", "d
 
 
 # Made in every call and therefore not frozen, which would take several times as long; nobody assigns to its fields.
-@dataclass(repr=False)
-class ForwardResult(ShortRepr):
+@dataclass
+class ForwardResult:
     """out, shaped and typed as v; final_state [N,HV,K,V] (or [N,HV,V,K], by state_layout), float32 or float64.
 
     path: what computed it: "decode", "fused" or "portable" kernels on a device, else the engine's name. path_reason: in
@@ -42,6 +41,9 @@ class ForwardResult(ShortRepr):
     _example: object
     _dropped: tuple
     _cu_seqlens: np.ndarray
+
+    def __repr__(self):
+        return f"ForwardResult(out={brief(self.out)}, final_state={brief(self.final_state)}, path={self.path!r})"
 
     @property
     def dropped(self):
@@ -90,8 +92,8 @@ class ForwardResult(ShortRepr):
         return ChunkStates(sequence, token, states)
 
 
-@dataclass(frozen=True, repr=False)
-class ChunkStates(ShortRepr):
+@dataclass(frozen=True)
+class ChunkStates:
     """states [M,HV,K,V] (or [M,HV,V,K], by state_layout): states[i] is that of sequence[i] behind token[i] tokens.
 
     sequence, token [M]: NumPy int64, ordered by sequence, then token.
@@ -100,6 +102,9 @@ class ChunkStates(ShortRepr):
     sequence: np.ndarray
     token: np.ndarray
     states: object
+
+    def __repr__(self):
+        return f"ChunkStates(states={brief(self.states)})"
 
 
 @suggest_names
@@ -206,11 +211,8 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(),
         result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
                          engine=engine, save=False)
     except InputError as error:
-        # What the forward calls so is `state` here.
-        text = str(error)
-        if not text.startswith("initial_state:"):
-            raise
-        raise InputError(text.removeprefix("initial_")) from None
+        # Under the name that it has here.
+        raise InputError(str(error).replace("initial_state:", "state:", 1)) from None
     return result.out, result.final_state
 
 

@@ -109,3 +109,8 @@ def like(array, example):
     if array.dtype == BFLOAT16:
         return maker.from_dlpack(array.view("i2")).view(maker.bfloat16)
     return maker.from_dlpack(array)
+
+
+def brief(x):
+    """An array for people: its type and shape, not its values; None as it is."""
+    return "None" if x is None else f"{type(x).__module__.split('.')[0]} {x.dtype} {tuple(x.shape)}"

@@ -11,7 +11,6 @@ import numpy as np
 from .arrays import FLOAT_TYPES
 from .errors import InputError
 from .options import BETAS, GATES, Options
-from .short_repr import ShortRepr
 
 CONV_WIDTH = 4
 
@@ -19,8 +18,8 @@ CONV_WIDTH = 4
 GRID = 16
 
 
-@dataclass(frozen=True, repr=False)
-class Convolution(ShortRepr):
+@dataclass(frozen=True)
+class Convolution:
     """The short convolution before q, k and v: then a case's q, k and v are its inputs.
 
     activation: "silu" or None. weights: {"q", "k", "v"} to [channels,W]; biases: the same keys to [channels], or empty.
@@ -31,8 +30,8 @@ class Convolution(ShortRepr):
     biases: dict
 
 
-@dataclass(frozen=True, repr=False)
-class Case(ShortRepr):
+@dataclass(frozen=True)
+class Case:
     """One problem, forward and backward; NumPy arrays shaped as `kda_engine.forward` takes them (packed).
 
     A_log, dt_bias, cu_seqlens, initial_state, d_final_state and conv may be None. q, k, v, g, beta and d_out have the

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import array_module
-from .short_repr import ShortRepr
+from .arrays import array_module, brief
 
 # exp of these and of their negatives are normal numbers, by the bytes of the type.
 LARGEST_EXPONENT = {4: 87.0, 8: 708.0}
@@ -196,8 +195,8 @@ def activate(operands, options, dtype):
     )
 
 
-@dataclass(frozen=True, repr=False)
-class Gradients(ShortRepr):
+@dataclass(frozen=True)
+class Gradients:
     """Gradients of one problem, each in the working type; the parameters' float64.
 
     dq, dk [T,H,K]; dv [T,HV,V]; dg [T,HV,K]; dbeta [T,HV]; dA_log [HV]; ddt_bias [HV,K];
@@ -212,6 +211,9 @@ class Gradients(ShortRepr):
     dA_log: object
     ddt_bias: object
     d_initial_state: object
+
+    def __repr__(self):
+        return f"Gradients({', '.join(f'{name}={brief(x)}' for name, x in vars(self).items())})"
 
 
 def activate_adjoint(d, operands, options, dtype, d_initial_state=None):

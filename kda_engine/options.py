@@ -17,7 +17,7 @@ DECAY_SKIPS = ("exact", "certified", "sampled")
 LOWEST_LOWER_BOUND = -5.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """How KDA's inputs are to be read. Immutable; every field is checked on construction.
 
@@ -64,12 +64,6 @@ class Options:
         if self.decay_skip in ("certified", "sampled") and self.tolerance == 0:
             raise InputError(f"tolerance: decay_skip={self.decay_skip!r} needs a tolerance above 0, got 0")
 
-    def __repr__(self):
-        """Only what differs from the defaults; evaluates to the same options."""
-        changed = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)
-                   if getattr(self, field.name) != field.default)
-        return f"Options({', '.join(changed)})"
-
     @property
     def skip(self):
         """The decay skip in force: "exact", "certified" or "sampled"."""
@@ -78,6 +72,12 @@ class Options:
     def scale_for(self, K):
         """The factor on q for key size K (float)."""
         return 1.0 / math.sqrt(K) if self.scale is None else self.scale
+
+    def __repr__(self):
+        # What differs from the defaults, which the docstring lists.
+        given = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)
+                 if getattr(self, field.name) != field.default]
+        return f"Options({', '.join(given)})"
 
     def to_dict(self):
         """Plain types, as stored in files and reports."""

@@ -24,7 +24,6 @@ from kda_engine.errors import InputError
 from kda_engine.gate import Gradients
 from kda_engine.options import Options
 from kda_engine.partition import partition
-from kda_engine.short_repr import ShortRepr
 from kda_engine.threads import threads_asked_for
 
 from .parallel.control import Control
@@ -38,8 +37,8 @@ PER_TOKEN = ("q", "k", "v", "g", "beta")
 _KEPT = MPI.Comm.Create_keyval()
 
 
-@dataclass(repr=False)
-class DistributedForward(ShortRepr):
+@dataclass
+class DistributedForward:
     """What one rank's forward yields.
 
     out [tokens,HV,V]: of this rank's tokens, typed as v. final_state [ended,HV,K,V] (or [ended,HV,V,K], by

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Modules and packages of kda_engine by layer; a module may import from earlier layers, and from its own.
 LAYERS = [
-    {"errors", "version", "threads", "subnormals", "short_repr"},
+    {"errors", "version", "threads", "subnormals"},
     {"misnamed", "options"},
     {"arrays", "chunk_table", "regular_file"},
     {"layout", "compare"},

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from kda_engine import InputError, Options
+import kda_engine as kda
+from kda_engine import InputError, Options, cases
 
 
 def test_defaults_are_the_documented_ones():
@@ -62,3 +63,16 @@ def test_options_are_immutable_and_errors_are_value_errors():
     with pytest.raises(AttributeError):
         Options().gate = "log"
     assert issubclass(InputError, ValueError)
+
+
+def test_what_is_shown_is_short():
+    """Options by what differs from the defaults, results by types and shapes."""
+    assert repr(kda.Options()) == "Options()"
+    assert repr(kda.Options(gate="log", tolerance=1e-6)) == "Options(gate='log', tolerance=1e-06)"
+    assert eval(repr(kda.Options(scale=0.5)), {"Options": kda.Options}) == kda.Options(scale=0.5)
+    case = cases.make("ordinary", tokens=9)
+    fwd = kda.forward(case.q, case.k, case.v, case.g, case.beta, engine="numpy")
+    assert repr(fwd) == ("ForwardResult(out=numpy float32 (9, 2, 16), final_state=numpy float32 (1, 2, 16, 16), "
+                         "path='numpy')")
+    assert repr(kda.backward(fwd, case.d_out)).startswith("Gradients(dq=numpy float32 (9, 2, 16), ")
+    assert "dA_log=None" in repr(kda.backward(fwd, case.d_out))

@@ -37,14 +37,6 @@ def test_a_single_packed_sequence():
     assert np.array_equal(out, whole.out) and np.array_equal(state, whole.final_state)
 
 
-def test_a_wrong_state_is_called_as_step_calls_it():
-    case = cases.make("ordinary", tokens=2)
-    given, _ = arguments(case)
-    for state in (case.initial_state[:, :, :-1], case.initial_state.astype("i4")):
-        with pytest.raises(kda.InputError, match="^state: expected"):
-            kda.step(*given, state, A_log=case.A_log, dt_bias=case.dt_bias, engine="numpy")
-
-
 def test_half_types_keep_a_float32_state():
     """Rounding the carried state to bfloat16 would lose it within a few hundred tokens."""
     case = cases.make("weak", dtype="bfloat16", tokens=300, heads=1, K=16, V=16)
@@ -64,3 +56,10 @@ def test_no_state_means_zeros():
     zeros = kda.step(*given, 0 * case.initial_state, engine="numpy")
     for absent, zero in zip(kda.step(*given, None, engine="numpy"), zeros):
         assert np.array_equal(absent, zero)
+
+
+def test_errors_name_the_state_as_it_is_named_here():
+    case = cases.make("ordinary", tokens=2)
+    for state in (case.initial_state[:, :, :-1], "no array", case.initial_state.astype("i4")):
+        with pytest.raises(kda.InputError, match="^state: expected "):
+            kda.step(case.q, case.k, case.v, case.g, case.beta, state, engine="numpy")
