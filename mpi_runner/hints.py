@@ -10,6 +10,9 @@ _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (
 def hint(message, parser):
     """A line that goes with argparse's error message: the nearest known word, or where to look."""
     for word, known in _candidates(message, parser):
+        if word in known:
+            # Another command's option: the nearest word would be the one that was typed.
+            return f"hint: {word} is an option of {', '.join(_owners(word, parser))}"
         nearest = difflib.get_close_matches(word, known, n=1)
         if nearest:
             return f"hint: did you mean {nearest[0]}?"
@@ -23,6 +26,16 @@ def _candidates(message, parser):
     if message.startswith("unrecognized arguments: "):
         for word in message.removeprefix("unrecognized arguments: ").split():
             yield word.split("=")[0], sorted(_options(parser))
+
+
+def _owners(option, parser):
+    """Names of the commands that take a long option."""
+    if option in (name for action in parser._actions for name in action.option_strings):
+        yield parser.prog
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _owners(option, below)
 
 
 def _options(parser):

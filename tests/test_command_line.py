@@ -1,7 +1,9 @@
 """The command line as a whole: version, hints, completion, colour."""
 
+import argparse
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from kda_engine.version import VERSION
 from mpi_runner import colour, launched
-from mpi_runner.__main__ import COMMANDS, main
+from mpi_runner.__main__ import COMMANDS, main, parser
 from mpi_runner.exit_codes import INTERNAL
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,33 @@ def test_version(capsys):
 def test_a_mistyped_word_gets_the_nearest_one(arguments, meant, capsys):
     *_, error, hint = refused(capsys, *arguments)
     assert "error:" in error and hint == f"hint: did you mean {meant}?"
+
+
+def test_an_option_of_other_commands_is_not_suggested_as_it_was_typed(capsys):
+    hint = refused(capsys, "run", "in.h5", "out.h5", "--K", "3")[-1]
+    assert hint == ("hint: --K is an option of kda-engine input, kda-engine golden new, "
+                    "kda-engine golden suite, kda-engine plan")
+
+
+def options_with_values(command):
+    """(name of the command, action) for every option that takes a value, of a parser and all below it."""
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from options_with_values(below)
+        elif action.option_strings and action.nargs != 0:
+            yield command.prog, action
+
+
+def test_every_option_says_what_it_is_without():
+    """Its default or what stands for it, in brackets, and its choices unless argparse lists them."""
+    found = list(options_with_values(parser()))
+    assert len(found) > 80
+    for command, action in found:
+        name = f"{command} {action.option_strings[0]}"
+        assert action.help and re.search(r"\([^)]+\)", action.help), f"{name}: no default in its help"
+        # A list of its own leaves out what is reserved.
+        assert not action.choices or (action.metavar or "{").startswith("{"), f"{name}: choices hidden by a metavar"
 
 
 @pytest.mark.parametrize("arguments", [["run", "in.h5"], ["golden"], ["plan", "--qqqqqqqq"]])

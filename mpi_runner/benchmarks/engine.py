@@ -28,13 +28,14 @@ PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x")
 
 def add_options(parser):
     shapes = parser.add_argument_group("what is measured")
-    shapes.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy")
+    shapes.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy", help="who computes (numpy)")
     shapes.add_argument("--shape", nargs="+", metavar="S", default=[],
                         help="letters A to L, TxH (tokens x heads of size 128) or NxTxH (sequences of T tokens each)")
-    shapes.add_argument("--tokens", nargs="+", type=int, metavar="T", help="a sweep: every T with every H and N")
+    shapes.add_argument("--tokens", nargs="+", type=int, metavar="T", help="a sweep: every T with every H and N (none)")
     shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="heads of the sweep (16)")
     shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="sequences of T tokens of the sweep (1)")
-    shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES), help="how fast the gate decays")
+    shapes.add_argument("--regime", nargs="+", choices=tuple(REGIMES),
+                        help="how fast the gate decays (numpy: strong; cuda: all)")
     shapes.add_argument("--gate", nargs="+", choices=GATES, default=["lower_bound"], help="gate's form (lower_bound)")
     shapes.add_argument("--backward", action="store_true", help="also time forward and backward together")
     shapes.add_argument("--stages", action="store_true", help="also time the engine's stages and kernels one by one")
@@ -51,8 +52,8 @@ def add_options(parser):
 def add_outputs(parser):
     """The options of every mode that makes a record."""
     where = parser.add_argument_group("results beside the printed page")
-    where.add_argument("--output", metavar="RECORD.json", help="write every sample, for `bench compare`")
-    where.add_argument("--plot", metavar="FOLDER", help="draw pictures; needs matplotlib")
+    where.add_argument("--output", metavar="RECORD.json", help="write every sample, for `bench compare` (none)")
+    where.add_argument("--plot", metavar="FOLDER", help="draw pictures; needs matplotlib (none)")
 
 
 def main(args):

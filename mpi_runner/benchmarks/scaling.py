@@ -20,7 +20,7 @@ def add(modes):
         description="Under mpirun: measures the same problem cut over 1, 2, 4 ... ranks, without reading or writing "
                     "files. Results are checked first. The time of a sample is the slowest rank's. A rank has the same "
                     "number of threads however many ranks take part. Exit code 1 when a check fails.")
-    parser.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy")
+    parser.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy", help="who computes (numpy)")
     parser.add_argument("--shape", default="2048x16", metavar="S", help="as in `bench` (2048x16)")
     parser.add_argument("--regime", choices=tuple(REGIMES), default="weak", help="how fast the gate decays (weak)")
     parser.add_argument("--scan", nargs="+", choices=SCANS, default=list(SCANS),

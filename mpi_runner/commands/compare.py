@@ -29,7 +29,7 @@ def add(subparsers):
     parser.add_argument("--only", action="append", metavar="NAME",
                         help="compare only this tensor, named as outputs/out or out; may be given several times (all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
+    parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks (none)")
     parser.set_defaults(run=main)
 
 

@@ -41,7 +41,7 @@ def add(subparsers):
     new.add_argument("--seed", type=int, help="seed of a case's numbers (0)")
     for size in SIZES:
         new.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help="size of a case (the case's own)")
-    new.add_argument("--lengths", type=_lengths, metavar="N,N,...", help="tokens of each sequence of a case")
+    new.add_argument("--lengths", type=_lengths, metavar="N,N,...", help="tokens of each sequence of a case (the case's own)")
     new.add_argument("--force", action="store_true", help="replace an existing file")
     new.set_defaults(run=new_golden)
     whole = actions.add_parser(
@@ -53,7 +53,7 @@ def add(subparsers):
     whole.add_argument("--dtype", help="type of the per-token arrays: bfloat16, float16, float32 or float64 (float32)")
     whole.add_argument("--seed", type=int, metavar="N", help="seed of the numbers (0)")
     for size, what in SUITE_SIZES.items():
-        whole.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help=f"{what} of every case")
+        whole.add_argument(f"--{size.replace('_', '-')}", type=int, metavar="N", help=f"{what} of every case (the case's own)")
     whole.add_argument("--force", action="store_true", help="replace existing files")
     whole.set_defaults(run=make_suite)
     listing = actions.add_parser("list", help="list the contents of goldens")
@@ -68,12 +68,12 @@ def add(subparsers):
     check.add_argument("files", nargs="*", metavar="FILE", help=FILES)
     who = check.add_mutually_exclusive_group()
     who.add_argument("--engine", default="auto", choices=(*ENGINES, "auto"), help="engine that computes (auto)")
-    who.add_argument("--output", metavar="OUT.h5", help="judge this output, made anywhere, by one golden")
-    who.add_argument("--outputs", metavar="FOLDER", help="judge FOLDER/NAME.h5, made anywhere, by the golden NAME.h5")
+    who.add_argument("--output", metavar="OUT.h5", help="judge this output, made anywhere, by one golden (the engine computes)")
+    who.add_argument("--outputs", metavar="FOLDER", help="judge FOLDER/NAME.h5, made anywhere, by the golden NAME.h5 (the engine computes)")
     check.add_argument("--tier", choices=TIERS, help="tolerance of the golden to use (by the narrowest type)")
     check.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument("--junit", metavar="FILE.xml", help="write a JUnit report")
-    check.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks")
+    check.add_argument("--junit", metavar="FILE.xml", help="write a JUnit report (none)")
+    check.add_argument("--plot", metavar="FILE.png", help="write a picture of the errors over heads and blocks (none)")
     check.set_defaults(run=check_goldens)
     upgrade = actions.add_parser(
         "upgrade", help="rewrite goldens of an older form",

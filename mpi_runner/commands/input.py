@@ -31,9 +31,9 @@ def add(subparsers):
         description="Writes OUT.h5, with the data that --backward needs. kda_engine.cases has the names for --case; "
                     f"the message about a wrong name lists them. {HELP}.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--case", metavar="NAME", help="a named, seeded case")
-    source.add_argument("--from", metavar="FILE", help="tensors in .npz or .safetensors, named as in input files")
-    source.add_argument("--from-text", metavar="FILE", help="a text; a layer with seeded weights projects its bytes")
+    source.add_argument("--case", metavar="NAME", help="a named, seeded case (or --from or --from-text)")
+    source.add_argument("--from", metavar="FILE", help="tensors in .npz or .safetensors, named as in input files (or --case or --from-text)")
+    source.add_argument("--from-text", metavar="FILE", help="a text; a layer with seeded weights projects its bytes (or --case or --from)")
     sizes = parser.add_argument_group("sizes of a case or a text")
     for name in SIZES:
         sizes.add_argument("--" + name.replace("_", "-"), type=whole_number, metavar="N", help=TEXTS[name])

@@ -16,9 +16,9 @@ from ..sizes import HELP, check_boundaries, check_sizes, whole_number
 SIZES = {"tokens": 8192, "heads": 8, "value_heads": None, "K": 128, "V": 128, "sequences": 1}
 TEXTS = {"tokens": "tokens of all sequences", "heads": "heads of q and k", "value_heads": "heads of v, g and beta",
          "K": "channels of a key", "V": "channels of a value", "sequences": "sequences that share the tokens"}
-RATES = {"forward_rate": "tokens x value heads per second of a rank's forward; with it the plan has times",
-         "backward_rate": "the same for the backward", "summary_rate": "the same for summaries (the forward's rate)",
-         "bandwidth": "bytes per second that a rank sends", "latency": "seconds per message, whatever its size (0)"}
+RATES = {"forward_rate": "tokens x value heads per second of a rank's forward; with it the plan has times (none)",
+         "backward_rate": "the same for the backward (none)", "summary_rate": "the same for summaries (the forward's rate)",
+         "bandwidth": "bytes per second that a rank sends (none)", "latency": "seconds per message, whatever its size (0)"}
 
 
 def add(subparsers):
