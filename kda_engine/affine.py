@@ -5,7 +5,7 @@ S_out = M S_in + S. The same algebra serves every level, forward with M and back
 
 from dataclasses import dataclass
 
-from .arrays import array_module
+from .arrays import array_module, brief
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,9 @@ class Affine:
 
     M: object
     S: object
+
+    def __repr__(self):
+        return f"Affine(M={brief(self.M)}, S={brief(self.S)})"
 
     @classmethod
     def identity(cls, lead, K, V, dtype, module):

@@ -109,7 +109,7 @@ class ChunkStates:
 
 @suggest_names
 def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_seqlens=None, options=Options(),
-            engine="auto", save=True, check_finite=False):
+            engine="auto", save=True, check_finite=False) -> ForwardResult:
     """KDA forward.
 
     q, k [T,H,K] or [B,T,H,K]; v [..,HV,V]; g [..,HV,K]; beta [..,HV]; A_log [HV]; dt_bias [HV,K];
@@ -155,7 +155,7 @@ def forward(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, cu_s
 
 
 @suggest_names
-def backward(fwd, d_out, d_final_state=None):
+def backward(fwd: ForwardResult, d_out, d_final_state=None) -> Gradients:
     """All gradients of a forward: a `Gradients` with each tensor shaped and typed as its input.
 
     d_out as fwd.out; d_final_state [N,HV,K,V] (zeros when absent). dA_log and ddt_bias are None when the parameter
@@ -182,10 +182,12 @@ def backward(fwd, d_out, d_final_state=None):
 
 
 @suggest_names
-def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=Options(), engine="auto"):
+def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=Options(),
+              engine="auto") -> Affine:
     """The affine map of each sequence's state: Affine(M [N,HV,K,K], S [N,HV,K,V]), S_out = M S_in + S.
 
-    Arguments as in `forward`. M and S are always in [K,.] order, whatever the state_layout.
+    Arguments as in `forward`. M and S are always in [K,.] order, whatever the state_layout; float32, or float64 where
+    the problem is. Raises InputError naming the argument.
     """
     _check_options(options)
     operands, _ = layout.pack(None, k, v, g, beta, A_log, dt_bias, cu_seqlens, options.gate)
@@ -197,10 +199,13 @@ def summarize(k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, options=
 
 
 @suggest_names
-def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), engine="auto"):
+def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(),
+         engine="auto") -> tuple:
     """Decoding: one or a few tokens of every sequence of a batch from `state` [B,HV,K,V]; returns (out, new state).
 
-    q, k [B,T,H,K] and so on, or [T,H,K] for a single sequence (state [1,HV,K,V]).
+    q, k [B,T,H,K] and so on, or [T,H,K] for a single sequence (state [1,HV,K,V]; [..,V,K] by state_layout); types as
+    in `forward`. out is shaped and typed as v, the new state float32, or float64 where the problem is. None as state is
+    zeros. Raises InputError naming the argument.
     """
     try:
         result = forward(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, initial_state=state, options=options,
@@ -213,7 +218,13 @@ def step(q, k, v, g, beta, state, A_log=None, dt_bias=None, options=Options(), e
 
 @suggest_names
 def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
-    """The short causal depthwise convolution, as `conv.short_conv`; by kernel where x lives on a usable device."""
+    """The short causal depthwise convolution before q, k or v: y, shaped and typed as x.
+
+    x [T,H,K] or [T,channels], bfloat16, float16, float32 or float64, on the host or a device; weight [channels,W] with
+    channels = H K; bias [channels]; activation "silu" or None; cu_seqlens [N+1] integers; halo [N,W-1,channels]: the
+    tokens before each sequence's first, oldest first (None: zeros). By kernel where x lives on a usable device. Raises
+    InputError naming the argument.
+    """
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
     kernels = _conv_kernels(given)
     if kernels is not None:
@@ -222,8 +233,13 @@ def short_conv(x, weight, bias=None, activation="silu", cu_seqlens=None, halo=No
 
 
 @suggest_names
-def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None):
-    """Its gradients, as `conv.short_conv_backward`; by kernel where x lives on a usable device."""
+def short_conv_backward(dy, x, weight, bias=None, activation="silu", cu_seqlens=None, halo=None) -> tuple:
+    """The gradients of `short_conv`: (dx, dweight [channels,W], dbias [channels] or None, dhalo [N,W-1,channels]).
+
+    dy is shaped as x, the other arguments are as in `short_conv`. dx is typed as x, the others are float32, or float64
+    where x is. dhalo is the gradient of the zeros before each sequence when no halo was given. Raises InputError naming
+    the argument.
+    """
     given = conv.ConvArguments.of(x, weight, bias, activation, cu_seqlens, halo)
     kernels = _conv_kernels(given)
     if kernels is not None:

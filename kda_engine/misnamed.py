@@ -3,6 +3,9 @@
 import difflib
 import inspect
 from functools import wraps
+from typing import TypeVar
+
+Function = TypeVar("Function")
 
 # Names that other implementations of the operator use, and the argument or option of the same meaning here.
 _ARGUMENTS = {
@@ -29,7 +32,7 @@ _NEEDLESS = {
 }
 
 
-def suggest_names(function):
+def suggest_names(function: Function) -> Function:
     """The function, whose TypeError for an unknown keyword says which one was probably meant."""
     names = tuple(name for name in inspect.signature(function).parameters if name != "self")
     known = frozenset(names)

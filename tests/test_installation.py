@@ -47,5 +47,6 @@ def test_goldens_travel_with_the_package(site, tmp_path):
 
 def test_the_same_modules_and_kernels_are_installed(site):
     files = lambda root: {path.relative_to(root) for package in ("kda_engine", "mpi_runner", "kernels_cu")
-                          for path in (root / package).rglob("*") if path.suffix in (".py", ".cu", ".cuh")}
+                          for path in (root / package).rglob("*") if path.suffix in (".py", ".cu", ".cuh", ".typed")}
+    assert (site / "kda_engine" / "py.typed").is_file()
     assert files(site) == files(ROOT)
