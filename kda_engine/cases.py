@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arrays import FLOAT_TYPES
+from .arrays import FLOAT_TYPES, brief
 from .errors import InputError
 from .options import BETAS, GATES, Options
 
@@ -54,6 +54,9 @@ class Case:
     options: Options
     conv: Convolution | None
     repeated_keys: bool
+
+    def __repr__(self):
+        return f"Case({self.name!r}, q={brief(self.q)}, v={brief(self.v)}, options={self.options!r})"
 
     @property
     def lengths(self):

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from kda_engine import layout
-from kda_engine.arrays import array_module, as_array, as_float_array, like, to_host
+from kda_engine.arrays import array_module, as_array, as_float_array, brief, like, to_host
 from kda_engine.engines import make_engine
 from kda_engine.errors import InputError
 from kda_engine.gate import Gradients
@@ -56,6 +56,10 @@ class DistributedForward:
     _forward: object
     _options: Options
     _example: object
+
+    def __repr__(self):
+        return (f"DistributedForward(out={brief(self.out)}, final_state={brief(self.final_state)}, "
+                f"tokens {self.segment.start} to {self.segment.stop}, scan={self.scan!r}, bytes_sent={self.bytes_sent})")
 
 
 def share(comm, cu_seqlens, cuts=None):
