@@ -1,5 +1,6 @@
 """`bench` of an engine: checked before timed, every sample in the record; tiny shapes, no time is judged."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import kda_engine as kda
-from kda_engine.bench import clocks, host, table
+from kda_engine.bench import clocks, host, samples, table
 from kda_engine.bench.host import Host
 from kda_engine.bench.problem import Problem
 from kda_engine.bench.record import CONTROL, OURS, make_record, read_record
@@ -180,6 +181,52 @@ def test_sweep(tmp_path):
     assert [row["case"]["shape"] for row in read_record(path)["rows"]] == [
         "16x1", "2x16x1", "16x2", "2x16x2", "33x1", "2x33x1", "33x2", "2x33x2"]
     assert read_record(path)["rows"][0]["case"]["cache"] == "warm"
+
+
+def test_more_samples_until_the_median_is_certain(tmp_path, monkeypatch):
+    """Half as uncertain at four times as many; and an end to it."""
+    random, asked = np.random.default_rng(0), []
+
+    def measure(self, calls, samples, cold):
+        asked.append(samples)
+        return {name: random.normal(1.0, spread, samples).tolist() for name in calls}
+
+    monkeypatch.setattr(Host, "measure", measure)
+    for spread, share, rounds in ((0.0, "1%", 1), (0.1, "50%", 1), (1.0, "0", 10)):
+        asked.clear()
+        path = tmp_path / "record.json"
+        assert bench("--shape", "9x1", "--samples", 20, "--until", share, "--output", path) == 0
+        assert asked == [20] * rounds
+        assert {len(x) for x in read_record(path)["rows"][0]["samples"].values()} == {20 * rounds}
+    assert bench("--shape", "9x1", "--until", "much") == 2
+
+
+def test_the_interval_holds_the_median():
+    """In 95 of 100 series of samples, whatever their distribution; a little more often, since samples are whole."""
+    random = np.random.default_rng(1)
+    for count in (5, 30, 101):
+        held = [low <= np.log(2) <= high for low, high in
+                (samples.interval(random.exponential(size=count)) for _ in range(2000))]
+        assert 0.93 <= np.mean(held) <= 0.99, count
+
+
+def test_shapes_of_a_file_and_samples_in_rows(tmp_path, capsys):
+    (tmp_path / "shapes").write_text("# small ones\n17x1\n\n2x9x2  # two sequences\n")
+    assert bench("--shape-file", tmp_path / "shapes", "--samples", 3, "--csv", tmp_path / "samples.csv", "--output",
+                 tmp_path / "record.json") == 0
+    with open(tmp_path / "samples.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    record = read_record(tmp_path / "record.json")
+    assert [row["case"]["shape"] for row in record["rows"]] == ["17x1", "2x9x2"]
+    expected = [(row["case"]["shape"], side, seconds) for row in record["rows"] for side, taken in row["samples"].items()
+                for seconds in taken]
+    assert [(row["shape"], row["side"], float(row["seconds"])) for row in rows] == expected and len(expected) == 12
+    (tmp_path / "empty").write_text("# none\n")
+    for options, word in ((("--shape-file", tmp_path / "empty"), "got none"), (("--shape-file", tmp_path), "a folder"),
+                          (("--shape-file", tmp_path / "no"), "got nothing"), (("--csv", tmp_path / "no" / "x"), "csv")):
+        capsys.readouterr()
+        assert bench(*options) == 2
+        assert word in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, word", [

@@ -4,19 +4,25 @@ from dataclasses import dataclass
 
 from .problem import FORWARD, finite, passed, start_row
 from .record import CONTROL, OURS
+from .samples import uncertainty
 from .stages import measure_stages
+
+# How many times the samples that were asked for are taken at most.
+MOST = 10
 
 
 @dataclass(frozen=True)
 class Setting:
     """How everything of one run is measured.
 
-    samples: of each case. cold: caches hold nothing of a call's data. graph: kernels are replayed as a CUDA graph.
+    samples: of each case. until: more of them, up to MOST times as many, until the median is as certain as this share of
+    itself (`samples.uncertainty`); None for no more. cold: caches hold nothing of a call's data. graph: kernels are replayed as a CUDA graph.
     peers: names of those that are measured beside the forward.
     stages: also time the engine's stages and kernels one by one.
     """
 
     samples: int
+    until: float | None
     cold: bool
     graph: bool
     peers: tuple
@@ -29,6 +35,16 @@ def measure_problem(problem, whats, setting):
     if setting.stages:
         rows += measure_stages(problem, setting.samples, setting.cold)
     return rows
+
+
+def _measured(machine, calls, setting):
+    """Samples of every call, as many as the Setting asks for."""
+    taken = machine.measure(calls, setting.samples, setting.cold)
+    while (setting.until is not None and uncertainty(taken[OURS]) > setting.until
+           and len(taken[OURS]) < MOST * setting.samples):
+        for name, more in machine.measure(calls, setting.samples, setting.cold).items():
+            taken[name] = taken[name] + more
+    return taken
 
 
 def _measure(problem, what, setting):
@@ -58,7 +74,7 @@ def _measure(problem, what, setting):
             # A peer that computes something else must not pass for a fast one.
             row["peer_errors"][name] = problem.distance(calls[name]()[0].reshape(problem.inputs["v"].shape))
     before = machine.state()
-    row["samples"] = machine.measure(calls, setting.samples, setting.cold)
+    row["samples"] = _measured(machine, calls, setting)
     row["state"] = {"before": before, "after": machine.state()}
     row["host_seconds"] = machine.host_seconds(call)
     if peak is not None:

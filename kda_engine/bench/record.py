@@ -9,6 +9,7 @@ A record is plain JSON:
                 "allowed", "samples": side -> seconds, ...}; a case that failed its check has no samples
 """
 
+import csv
 import json
 from pathlib import Path
 
@@ -33,6 +34,24 @@ def write_record(path, record):
         Path(path).write_text(json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"output: cannot write {path}: {error.strerror}") from None
+
+
+def write_csv(path, record):
+    """Write every sample as a row: what identifies its case, the side, the number of the sample, seconds. Raises InputError
+    where that is not possible.
+    """
+    rows = [row for row in record["rows"] if "samples" in row]
+    case = list(dict.fromkeys(name for row in rows for name in row["case"]))
+    try:
+        with open(path, "w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow([*case, "side", "sample", "seconds"])
+            for row in rows:
+                of_case = [row["case"].get(name, "") for name in case]
+                for side, taken in row["samples"].items():
+                    lines.writerows([*of_case, side, number, repr(seconds)] for number, seconds in enumerate(taken))
+    except OSError as error:
+        raise InputError(f"csv: cannot write {path}: {error.strerror}") from None
 
 
 def read_record(path):

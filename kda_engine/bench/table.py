@@ -92,10 +92,15 @@ def _names(rows):
 
 
 def _collectives(record, rows):
-    head = ["collective", "transport", "ranks", "value heads", "KiB a rank", "ms", "spread", "GB/s a rank"]
-    return pipe_table(head, [[*map(str, row["case"].values()), f"{row['bytes'] / 1024:.1f}",
-                          *_time(row["samples"][OURS]), f"{row['bytes'] / median(row['samples'][OURS]) / 1e9:.3g}"]
-                         for row in rows])
+    head = ["collective", "transport", "ranks", "value heads", "KiB a rank", "ms", "spread", "min", "mean", "max",
+            "GB/s a rank"]
+    cells = []
+    for row in rows:
+        taken = row["samples"][OURS]
+        cells.append([*map(str, row["case"].values()), f"{row['bytes'] / 1024:.1f}", *_time(taken),
+                      *(_digits(x, 3) for x in (min(taken), sum(taken) / len(taken), max(taken))),
+                      f"{row['bytes'] / median(taken) / 1e9:.3g}"])
+    return pipe_table(head, cells)
 
 
 def _scaling(record, rows):
@@ -128,8 +133,12 @@ def _error(row):
 
 def _time(samples):
     """Median and spread in milliseconds, four and two digits, without exponents."""
-    digits = lambda x, n: np.format_float_positional(1e3 * x, precision=n, fractional=False, trim="-")
-    return [digits(median(samples), 4), digits(spread(samples), 2)]
+    return [_digits(median(samples), 4), _digits(spread(samples), 2)]
+
+
+def _digits(seconds, count):
+    """Milliseconds with so many digits."""
+    return np.format_float_positional(1e3 * seconds, precision=count, fractional=False, trim="-")
 
 
 def pipe_table(head, rows):

@@ -5,6 +5,7 @@ from kda_engine.bench.verdict import SLOWER, compare_records
 from kda_engine.errors import InputError
 
 from ..exit_codes import MISMATCH, NOTHING_COMPARED, PASS
+from .share import parse_share
 
 
 def add(modes):
@@ -22,7 +23,7 @@ def add(modes):
 
 def main(args):
     """Print a line a case. Raises InputError."""
-    limit = parse_limit(args.fail_slower)
+    limit = parse_share("fail-slower", args.fail_slower)
     verdicts = compare_records(read_record(args.a), read_record(args.b), limit)
     if not verdicts:
         print("nothing to compare: no case was timed in both records")
@@ -34,14 +35,3 @@ def main(args):
     for row in (head, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     return MISMATCH if any(v.word == SLOWER for v in verdicts) else PASS
-
-
-def parse_limit(text):
-    """0.05 from "5%" or "0.05". Raises InputError."""
-    try:
-        limit = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        limit = -1.0
-    if not 0 <= limit < float("inf"):
-        raise InputError(f"fail-slower: expected a share such as 5% or 0.05, got {text!r}")
-    return limit

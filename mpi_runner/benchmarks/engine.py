@@ -8,17 +8,19 @@ from kda_engine.bench.engine import Setting, measure_problem
 from kda_engine.bench.host import TARGET_RATE, TARGET_SECONDS, Host
 from kda_engine.bench.plots import require_matplotlib, write_plots
 from kda_engine.bench.problem import BOTH, FORWARD, Problem, passed
-from kda_engine.bench.record import make_record, write_record
+from kda_engine.bench.record import make_record, write_csv, write_record
 from kda_engine.bench.shapes import REGIMES, SHAPES, parse
 from kda_engine.bench.table import markdown
 from kda_engine.engines import make_engine
 from kda_engine.errors import InputError
 from kda_engine.options import GATES
+from kda_engine.regular_file import check_regular
 
 from ..environment import cpu_model
 from ..exit_codes import MISMATCH, PASS
 from ..launched import launched_rank
 from ..provenance import provenance
+from .share import parse_share
 
 # What is measured when nothing is said: the shape that the NumPy engine's target is set on; every shape of the GPU's.
 DEFAULTS = {"numpy": (("2048x16",), ("strong",)), "cuda": (tuple(SHAPES), tuple(REGIMES))}
@@ -31,6 +33,8 @@ def add_options(parser):
     shapes.add_argument("--engine", choices=tuple(DEFAULTS), default="numpy", help="who computes (numpy)")
     shapes.add_argument("--shape", nargs="+", metavar="S", default=[],
                         help="letters A to L, TxH (tokens x heads of size 128) or NxTxH (sequences of T tokens each)")
+    shapes.add_argument("--shape-file", metavar="FILE",
+                        help="more shapes from a file: one a line, # begins a comment (none)")
     shapes.add_argument("--tokens", nargs="+", type=int, metavar="T", help="a sweep: every T with every H and N (none)")
     shapes.add_argument("--heads", nargs="+", type=int, metavar="H", help="heads of the sweep (16)")
     shapes.add_argument("--sequences", nargs="+", type=int, metavar="N", help="sequences of T tokens of the sweep (1)")
@@ -42,6 +46,8 @@ def add_options(parser):
     shapes.add_argument("--tolerance", type=float, default=0.0, help="tolerance of the certified decay skip (0: exact)")
     how = parser.add_argument_group("how")
     how.add_argument("--samples", type=int, default=30, help="samples of each case (30)")
+    how.add_argument("--until", metavar="X", help="take more samples, up to 10 times as many, until the median is certain to "
+                     "that share of itself, with 95 %% confidence (take no more)")
     how.add_argument("--cache", choices=("cold", "warm"), default="cold", help="cache before each sample (cold)")
     how.add_argument("--graph", action="store_true", help="cuda: replay the forward's kernels as a CUDA graph")
     how.add_argument("--peers", nargs="*", metavar="P", help="cuda: peers to time too (all that are installed)")
@@ -53,6 +59,7 @@ def add_outputs(parser):
     """The options of every mode that makes a record."""
     where = parser.add_argument_group("results beside the printed page")
     where.add_argument("--output", metavar="RECORD.json", help="write every sample, for `bench compare` (none)")
+    where.add_argument("--csv", metavar="SAMPLES.csv", help="write every sample as a row, for spreadsheets (none)")
     where.add_argument("--plot", metavar="FOLDER", help="draw pictures; needs matplotlib (none)")
 
 
@@ -70,7 +77,8 @@ def main(args):
     for name in peers:
         if name not in machine.peers():
             raise InputError(f"peers: expected some of {', '.join(machine.peers()) or 'none'}, got {name!r}")
-    setting = Setting(args.samples, args.cache == "cold", args.graph, tuple(peers), args.stages)
+    until = None if args.until is None else parse_share("until", args.until)
+    setting = Setting(args.samples, until, args.cache == "cold", args.graph, tuple(peers), args.stages)
     ceilings = {"bandwidth": machine.bandwidth(), "matrix_rate": machine.matrix_rate()}
     rows = []
     for name, regime, gate in product(names, regimes, args.gate):
@@ -87,7 +95,7 @@ def main(args):
 
 def shape_names(args):
     """The shapes that the options ask for, by name. Raises InputError."""
-    names = list(args.shape)
+    names = list(args.shape) + ([] if args.shape_file is None else _read_shapes(args.shape_file))
     if args.tokens:
         names += ["x".join(map(str, (*([N] if N != 1 else []), T, H)))
                   for T, H, N in product(args.tokens, args.heads or [16], args.sequences or [1])]
@@ -98,12 +106,27 @@ def shape_names(args):
     return names or DEFAULTS[args.engine][0]
 
 
+def _read_shapes(path):
+    check_regular(path, "a file of shapes")
+    try:
+        with open(path) as file:
+            lines = [line.split("#")[0].strip() for line in file]
+    except (OSError, ValueError) as error:
+        raise InputError(f"shape_file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    names = [line for line in lines if line]
+    if not names:
+        raise InputError(f"shape_file: expected a shape a line in {path}, got none")
+    return names
+
+
 def check_common(args):
     """The options of every mode that measures. Raises InputError before work is lost to it."""
     if args.samples < 2:
         raise InputError(f"samples: expected at least 2, got {args.samples}")
     if args.output is not None and not Path(args.output).absolute().parent.is_dir():
         raise InputError(f"output: expected a name in a folder that exists, got {args.output}")
+    if args.csv is not None and not Path(args.csv).absolute().parent.is_dir():
+        raise InputError(f"csv: expected a name in a folder that exists, got {args.csv}")
     if args.plot is not None:
         require_matplotlib()
 
@@ -113,6 +136,8 @@ def finish(record, args):
     print(markdown(record))
     if args.output is not None:
         write_record(args.output, record)
+    if args.csv is not None:
+        write_csv(args.csv, record)
     if args.plot is not None:
         for path in write_plots(record, args.plot):
             print(f"kda-engine: wrote {path}", file=sys.stderr)
