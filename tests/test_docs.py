@@ -125,6 +125,16 @@ def test_parsed_only(block):
             assert stop.code == 0, f"{block}: kda-engine {shlex.join(arguments)}"
 
 
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sh"], ids=str)
+def test_shell_texts_are_clean(block):
+    """By shellcheck, as scripts for bash; what else they read it need not find."""
+    beside = Path(sys.executable).with_name("shellcheck")
+    checked = subprocess.run([str(beside) if beside.exists() else "shellcheck", "--shell=bash", "--exclude=SC1091",
+                              "-"], input=block.code,
+                             capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 def engine_commands(code):
     """The arguments of every `kda-engine` in a shell text."""
     for line in code.replace("\\\n", " ").splitlines():
