@@ -109,8 +109,10 @@ def _place(name, row, second, cu_seqlens):
     return {"channel": row} if name.startswith("grads/conv/") else {"head": row}
 
 
-def summary(report, path):
-    """Lines for rank 0's standard output: what was written, the slowest rank's time and all ranks' bytes by phase."""
+def summary(report, path, wall):
+    """Lines for rank 0's standard output: what was written, the slowest rank's time and all ranks' bytes by phase; wall: the
+    seconds of rank 0 from its start to the end, of which it spent some outside of every phase.
+    """
     ranks = report["ranks"]
     tokens = report["cu_seqlens"][-1]
     phases = sorted({phase for row in ranks for phase in row["seconds"]}, key=PHASES.index)
@@ -120,6 +122,9 @@ def summary(report, path):
     for phase in phases:
         seconds = max(row["seconds"].get(phase, 0.0) for row in ranks)
         lines.append(f"{phase:<12}{seconds:>10.4f}{sum(row['bytes'].get(phase, 0) for row in ranks):>14}")
+    outside = max(0.0, wall - sum(ranks[0]["seconds"].values()))
+    lines.append(f"{'outside':<12}{outside:>10.4f}  start-up, agreements, the end of the output")
+    lines.append(f"{'total':<12}{wall:>10.4f}  {tokens / wall:.4g} tokens a second")
     lines.append(f"sent between ranks: {sum(row['bytes_sent'] for row in ranks)} bytes")
     if dropped:
         rule = report["options"]["decay_skip"] or "certified"

@@ -20,6 +20,7 @@ from kda_engine.hdf5.inputs import InputFile
 from kda_engine.hdf5.results import ResultFile
 from mpi_runner.__main__ import main
 from mpi_runner.exit_codes import PASS, USAGE
+from mpi_runner.lifetime import seconds_since_start
 from mpi_runner.parallel.problem import RankProblem
 
 
@@ -273,6 +274,19 @@ def test_a_dry_run_writes_nothing(files, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["engine"] == "numpy" and told["ranks"][0]["tokens"][0] == 0 and told["ranks"][0]["memory_bytes"] > 0
     assert not output.exists()
+
+
+def test_where_the_time_went_is_told_wholly(files, capsys):
+    source, output = files
+    run = ["run", str(source), str(output), "--engine", "numpy", "--force"]
+    assert main(run) == PASS
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    seconds = {row[0]: float(row[1]) for row in rows if len(row) > 1 and row[1].replace(".", "", 1).isdigit()}
+    total = seconds.pop("total")
+    assert sum(seconds.values()) == pytest.approx(total, abs=1e-3) and 0 < total <= seconds_since_start()
+    assert "tokens a second" in " ".join(next(row for row in rows if row[0] == "total"))
+    assert main([*run, "--json"]) == PASS
+    assert total < json.loads(capsys.readouterr().out)["wall_seconds"] <= seconds_since_start()
 
 
 def test_a_full_disk_is_told_before_anything_is_computed(files, monkeypatch):

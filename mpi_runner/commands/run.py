@@ -8,6 +8,7 @@ from kda_engine.options import DECAY_SKIPS
 from .. import operator_options
 from ..exit_codes import MISMATCH
 from ..job import CHOICES, NOT_BUILT, Job
+from ..lifetime import seconds_since_start
 from ..starting import start
 
 
@@ -67,7 +68,9 @@ def main(args):
     with Session(job.exchange_timeout) as session:
         report = run_job(session, job)
         if report is not None:
-            print(json.dumps({"output": job.output, **report}) if job.json else summary(report, job.output))
+            wall = seconds_since_start()
+            print(json.dumps({"output": job.output, "wall_seconds": wall, **report}) if job.json
+                  else summary(report, job.output, wall))
         lost = job.require_finite and bool(report and report["not_finite"])
         # The same code on every rank.
         if session.control.largest(int(lost), "agreeing on the exit code"):
