@@ -283,10 +283,10 @@ def test_where_the_time_went_is_told_wholly(files, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     seconds = {row[0]: float(row[1]) for row in rows if len(row) > 1 and row[1].replace(".", "", 1).isdigit()}
     total = seconds.pop("total")
-    assert sum(seconds.values()) == pytest.approx(total, abs=1e-3) and 0 < total <= seconds_since_start()
+    assert sum(seconds.values()) == pytest.approx(total, abs=1e-3) and 0 < total <= seconds_since_start() + 0.01
     assert "tokens a second" in " ".join(next(row for row in rows if row[0] == "total"))
     assert main([*run, "--json"]) == PASS
-    assert total < json.loads(capsys.readouterr().out)["wall_seconds"] <= seconds_since_start()
+    assert total <= json.loads(capsys.readouterr().out)["wall_seconds"] <= seconds_since_start()
 
 
 def test_a_full_disk_is_told_before_anything_is_computed(files, monkeypatch):

@@ -56,9 +56,10 @@ def test_states_and_gradients_at_the_cuts_are_saved(folder, scan):
     done = launch(3, "-m", "mpi_runner", "run", folder / "in.h5", folder / f"{scan}.h5", "--engine", "numpy",
                   "--backward", "--save-boundary", "--force", "--scan", scan)
     assert done.returncode == 0, done.stderr
-    # The phases of all ranks in the order of the work.
-    phases = [line.split()[0] for line in done.stdout.splitlines()[2:-1]]
+    # The phases of all ranks in the order of the work, then what lies outside of them.
+    *phases, outside, total = [line.split()[0] for line in done.stdout.splitlines()[2:-1]]
     assert phases == [phase for phase in PHASES if phase in phases] and "forward" in phases
+    assert (outside, total) == ("outside", "total")
     with ResultFile(folder / f"{scan}.h5") as result:
         rows = result.report["ranks"]
         assert result.report["device_skip"] == [] and result.report["dropped_total"] == 0.0
